@@ -1,0 +1,1 @@
+"""Hydra YAML: choices and numbers, never structure."""

@@ -1,0 +1,1 @@
+"""Entry points: compose the configuration, build the groups, run."""

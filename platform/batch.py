@@ -1,0 +1,299 @@
+"""The data that flows through a step, one frozen type per stage.
+
+    prompts -> generate -> score -> infer -> credit -> update -> publish
+               Rollout[]   Rollout  Inferred  Train-   LossOutput
+                           Batch              Batch
+
+Legend: B sequences, T tokens (prompt then response, right-padded), P prompts per step, G samples per prompt (B = P x G).
+
+Index t speaks of token t everywhere: `logprobs[b, t]` = log p(token t | tokens before t), `values[b, t]` = value of the
+prefix before token t. One axis, one mask. Masks come from lengths and from who wrote a token, never from token ids, and
+padding is never read: whatever stands there, results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+PADDED = -1  # what padding holds in integer fields; no code may depend on it
+
+
+class StopReason(StrEnum):
+    """Why the sampling of a response ended."""
+
+    STOP = "stop"  # a stop token was sampled; it is the last response token
+    LENGTH = "length"  # the token limit was reached
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the response was cut off before the policy ended it."""
+        return self is StopReason.LENGTH
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt ready to be sampled from.
+
+    Example: `Prompt(ids=(3, 4, 12), group_id=640, text="3+4=", answer="7")`.
+    """
+
+    ids: tuple[int, ...]
+    group_id: int  # unique per dataset row and step: the key of the group of its samples
+    text: str
+    answer: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled sequence: ragged, plain Python, exactly as the engine returned it.
+
+    Example: prompt "3+4=" answered with "7" and the end token 1:
+    `Rollout(prompt=Prompt(...), response_ids=(9, 1), response_mask=(True, True), logprobs=(-0.3, -0.01),
+    stop=StopReason.STOP, policy_version=0, response_text="7")`.
+    """
+
+    prompt: Prompt
+    response_ids: tuple[int, ...]
+    response_mask: tuple[bool, ...]  # False on tokens the policy did not write (tool output)
+    logprobs: tuple[float, ...]  # of the distribution sampled from, temperature included
+    stop: StopReason
+    policy_version: int
+    response_text: str  # what reward functions read
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.response_ids), len(self.response_mask), len(self.logprobs)}
+        assert len(lengths) == 1, f"response_ids, response_mask and logprobs differ in length: {sorted(lengths)}"
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the reward role says of one rollout.
+
+    Example: `Score(reward=1.0, parts={"exact_match": 1.0})`; an unscorable sample:
+    `Score(reward=None, parts={"exact_match": None}, problem="timeout")`.
+    """
+
+    reward: float | None  # None = unscorable: masked out, left out of the group's baseline, counted
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    problem: str | None = None  # "timeout" | "crash" | "none" | "nan" | "error"
+
+
+Batch = TypeVar("Batch", bound="_Rows")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Operations shared by the tensor types: every Tensor field has B rows; nested batches are followed."""
+
+    def select(self: Batch, rows: Sequence[int] | Tensor) -> Batch:
+        """The given rows, in the given order."""
+        index = torch.as_tensor(rows, dtype=torch.long)
+        return self._map(lambda tensor: tensor[index.to(tensor.device)])
+
+    def split(self: Batch, parts: Sequence[Sequence[int]]) -> list[Batch]:
+        """One batch per list of row numbers."""
+        return [self.select(rows) for rows in parts]
+
+    def to(self: Batch, device: torch.device | str) -> Batch:
+        """The same rows on `device`."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self: Batch, function: Any) -> Batch:
+        changes: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                changes[item.name] = function(value)
+            elif isinstance(value, _Rows):
+                changes[item.name] = value._map(function)
+        return replace(self, **changes)
+
+
+def _check(owner: str, shape: tuple[int, ...], dtype: torch.dtype, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        assert tuple(tensor.shape) == shape, f"{owner}.{name} has shape {tuple(tensor.shape)}, expected {shape}"
+        assert tensor.dtype == dtype, f"{owner}.{name} has dtype {tensor.dtype}, expected {dtype}"
+
+
+@dataclass(frozen=True)
+class RolloutBatch(_Rows):
+    """The scored samples of a step as padded tensors.
+
+    Example: "3+4=" (4 tokens) answered "7<end>" with reward 1 and width 7:
+    tokens [[3,10,4,12,9,1,-1]], response_mask [[0,0,0,0,1,1,0]], lengths [6], token_rewards [[0,0,0,0,0,1,0]].
+    """
+
+    tokens: Tensor  # (B, T) int64
+    response_mask: Tensor  # (B, T) bool: tokens the policy wrote
+    rollout_logprobs: Tensor  # (B, T) float32, as sampled
+    lengths: Tensor  # (B,) int64: prompt and response tokens
+    group_ids: Tensor  # (B,) int64
+    rewards: Tensor  # (B,) float32, 0 where not scored
+    scored: Tensor  # (B,) bool: False = unscorable, out of the loss and out of the baseline
+    truncated: Tensor  # (B,) bool: by stop reason
+    policy_version: Tensor  # (B,) int64
+    token_rewards: Tensor  # (B, T) float32: the reward on the last response token, plus step rewards
+
+    def __post_init__(self) -> None:
+        b, t = self.tokens.shape
+        _check("RolloutBatch", (b, t), torch.int64, tokens=self.tokens)
+        _check("RolloutBatch", (b, t), torch.bool, response_mask=self.response_mask)
+        rows_and_tokens = {"rollout_logprobs": self.rollout_logprobs, "token_rewards": self.token_rewards}
+        _check("RolloutBatch", (b, t), torch.float32, **rows_and_tokens)
+        _check("RolloutBatch", (b,), torch.float32, rewards=self.rewards)
+        _check("RolloutBatch", (b,), torch.bool, scored=self.scored, truncated=self.truncated)
+        ints = {"lengths": self.lengths, "group_ids": self.group_ids, "policy_version": self.policy_version}
+        _check("RolloutBatch", (b,), torch.int64, **ints)
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def trim(self) -> RolloutBatch:
+        """The same rows without the columns that are padding in all of them."""
+        width = max(int(self.lengths.max()), 1)
+        columns = {
+            name: getattr(self, name)[:, :width]
+            for name in ("tokens", "response_mask", "rollout_logprobs", "token_rewards")
+        }
+        return replace(self, **columns)
+
+    @staticmethod
+    def from_rollouts(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> RolloutBatch:
+        """Pads B rollouts and their scores into one batch.
+
+        The reward lands on the last response token the policy wrote. A sample that could not be scored has an
+        all-False response mask; so has an empty response, which keeps its place in the group with outcome 0.
+        """
+        assert len(rollouts) == len(scores), f"{len(rollouts)} rollouts but {len(scores)} scores"
+        lengths = [len(rollout.prompt.ids) + len(rollout.response_ids) for rollout in rollouts]
+        b, t = len(rollouts), max(lengths)
+        tokens = torch.full((b, t), PADDED, dtype=torch.int64)
+        response_mask = torch.zeros(b, t, dtype=torch.bool)
+        logprobs, token_rewards = torch.zeros(b, t), torch.zeros(b, t)
+        for row, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+            start, end = len(rollout.prompt.ids), lengths[row]
+            tokens[row, :end] = torch.tensor(rollout.prompt.ids + rollout.response_ids)
+            logprobs[row, start:end] = torch.tensor(rollout.logprobs)
+            if score.reward is None:
+                continue
+            written = torch.tensor(rollout.response_mask, dtype=torch.bool)
+            response_mask[row, start:end] = written
+            if written.any():
+                token_rewards[row, start + int(written.nonzero()[-1])] = score.reward
+        return RolloutBatch(
+            tokens=tokens,
+            response_mask=response_mask,
+            rollout_logprobs=logprobs,
+            lengths=torch.tensor(lengths),
+            group_ids=torch.tensor([rollout.prompt.group_id for rollout in rollouts]),
+            rewards=torch.tensor([score.reward or 0.0 for score in scores]),
+            scored=torch.tensor([score.reward is not None for score in scores]),
+            truncated=torch.tensor([rollout.stop.is_truncated for rollout in rollouts]),
+            policy_version=torch.tensor([rollout.policy_version for rollout in rollouts]),
+            token_rewards=token_rewards,
+        )
+
+
+@dataclass(frozen=True)
+class Values(_Rows):
+    """What the critic says of a batch."""
+
+    values: Tensor  # (B, T) float32: value of the prefix before token t
+    final: Tensor  # (B,) float32: value after the last token, read only to bootstrap truncated responses
+
+    def __post_init__(self) -> None:
+        _check("Values", tuple(self.values.shape), torch.float32, values=self.values)
+        _check("Values", (self.values.shape[0],), torch.float32, final=self.final)
+
+
+@dataclass(frozen=True)
+class Inferred(_Rows):
+    """What the models say of a RolloutBatch before the update."""
+
+    old_logprobs: Tensor  # (B, T) float32, actor at the start of the update
+    ref_logprobs: Tensor | None = None  # (B, T) float32, only if a KL term needs it
+    values: Values | None = None  # only with a critic
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.old_logprobs.shape)
+        _check("Inferred", shape, torch.float32, old_logprobs=self.old_logprobs, ref_logprobs=self.ref_logprobs)
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What an advantage estimator returns."""
+
+    advantages: Tensor  # (B, T) float32, 0 outside the response mask
+    returns: Tensor | None = None  # (B, T) float32, the critic's targets
+
+
+@dataclass(frozen=True)
+class TrainBatch(_Rows):
+    """Samples with their credit, ready for the losses.
+
+    `num_tokens` and `num_sequences` are GLOBAL denominators of the mini-batch this belongs to: they stay the same in
+    every cut into ranks and micro-batches, so the gradient does too.
+    """
+
+    rollout: RolloutBatch
+    old_logprobs: Tensor  # (B, T) float32
+    advantages: Tensor  # (B, T) float32
+    ref_logprobs: Tensor | None = None  # (B, T) float32
+    old_values: Tensor | None = None  # (B, T) float32
+    returns: Tensor | None = None  # (B, T) float32
+    num_tokens: int = 0
+    num_sequences: int = 0
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.rollout.tokens.shape)
+        _check("TrainBatch", shape, torch.float32, old_logprobs=self.old_logprobs, advantages=self.advantages)
+        _check("TrainBatch", shape, torch.float32, ref_logprobs=self.ref_logprobs, old_values=self.old_values)
+        _check("TrainBatch", shape, torch.float32, returns=self.returns)
+
+    def __len__(self) -> int:
+        return len(self.rollout)
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, T) bool: the tokens that count in the losses."""
+        return self.rollout.response_mask
+
+    def as_minibatch(self) -> TrainBatch:
+        """The same rows as one whole mini-batch: the denominators are counted from them."""
+        return replace(self, num_tokens=int(self.mask.sum()), num_sequences=int(self.mask.any(dim=1).sum()))
+
+    def trim(self) -> TrainBatch:
+        """The same rows without the columns that are padding in all of them."""
+        rollout = self.rollout.trim()
+        width = rollout.tokens.shape[1]
+        names = ("old_logprobs", "advantages", "ref_logprobs", "old_values", "returns")
+        columns = {name: tensor[:, :width] for name in names if (tensor := getattr(self, name)) is not None}
+        return replace(self, rollout=rollout, **columns)
+
+    def blank(self) -> TrainBatch:
+        """One row that counts for nothing: what a rank runs when it has fewer micro-batches than another."""
+        row = self.select([0])
+        silent = replace(row.rollout, response_mask=torch.zeros_like(row.rollout.response_mask))
+        return replace(row, rollout=silent)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """A loss and what there is to say of it.
+
+    `metrics` are (numerator, denominator) pairs that add up over micro-batches, ranks and mini-batches; `maxima` take the
+    largest.
+    """
+
+    loss: Tensor  # ()
+    metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    maxima: Mapping[str, Tensor] = field(default_factory=dict)

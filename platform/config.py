@@ -1,0 +1,314 @@
+"""Every setting of tandem, with its default, its bounds and its meaning.
+
+The classes here are the schema that the command line is checked against. A field is declared with `setting(...)`; its
+text is its documentation (`python launch/main.py --settings` prints the table), its choices and bounds are checked before
+anything is allocated. Relations between settings are in `validate.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """A dataclass field that knows its meaning, choices and bounds (None passes every bound)."""
+    metadata = {"help": help, "choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
+    if isinstance(default, dict | list):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class RunConfig:
+    """What the run is called, how long it is, where it writes."""
+
+    name: str | None = setting(None, "name of the run; default: <algo>-seed<seed>-<date>-<time>")
+    dir: str = setting("outputs", "folder that holds one folder per run")
+    seed: int = setting(0, "seed of data order and sampling", at_least=0)
+    steps: int | None = setting(None, "training steps (one batch of prompts each)", at_least=0)
+    epochs: float | None = setting(None, "passes over the training data, instead of run.steps", above=0)
+
+
+@dataclass
+class DataConfig:
+    """Prompts: a file with `prompt` and `answer`, or the embedded task when no file is given."""
+
+    train: str | None = setting(None, "training data, .jsonl or .parquet; null: the embedded task")
+    eval: str | None = setting(None, "held-out data, .jsonl or .parquet; null: the embedded task's, if it trains on it")
+    prompt_key: str = setting("prompt", "field with the prompt: text, or chat messages")
+    answer_key: str = setting("answer", "field with the reference answer")
+    prompts_per_step: int = setting(32, "prompts in a training step", at_least=1)
+    max_prompt_tokens: int = setting(64, "longest prompt, in tokens", at_least=1)
+    overlong_prompt: str = setting(
+        "error",
+        "a prompt over data.max_prompt_tokens: stop, cut its beginning, or drop the row",
+        choices=("error", "cut", "drop"),
+    )
+    shuffle: bool = setting(True, "a new order in each epoch, from data.seed")
+    seed: int | None = setting(None, "seed of the data order; null: run.seed", at_least=0)
+
+
+@dataclass
+class TaskConfig:
+    """The embedded task: procedural and verifiable."""
+
+    name: str = setting("addition", "which embedded task", choices=("addition",))
+    digits: int = setting(2, "digits of each number", at_least=1, at_most=6)
+    eval_size: int = setting(256, "held-out prompts", at_least=1)
+    seed: int = setting(0, "seed of the split into training and held-out prompts", at_least=0)
+
+
+@dataclass
+class TinyConfig:
+    """The embedded model: a small Qwen2 with a character tokenizer."""
+
+    hidden_size: int = setting(128, "width of the residual stream", at_least=8)
+    intermediate_size: int = setting(512, "width of the MLP", at_least=8)
+    layers: int = setting(4, "transformer blocks", at_least=1)
+    heads: int = setting(4, "attention heads", at_least=1)
+
+
+@dataclass
+class WarmstartConfig:
+    """Supervised fine-tuning of the embedded model on the task's worked examples, cached per user."""
+
+    steps: int = setting(200, "optimizer steps", at_least=0)
+    batch_size: int = setting(256, "examples per step", at_least=1)
+    lr: float = setting(1e-3, "peak learning rate (linear warm-up, cosine decay)", above=0)
+    seed: int = setting(0, "seed of initial weights and example order", at_least=0)
+
+
+@dataclass
+class ModelConfig:
+    """The model that is trained."""
+
+    path: str | None = setting(None, "folder or hub name; null: the embedded model")
+    dtype: str = setting("float32", "of weights and activations", choices=("float32", "bfloat16"))
+    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass: less memory, more time")
+    trust_remote_code: bool = setting(False, "run code that comes with the model")
+    tiny: TinyConfig = field(default_factory=TinyConfig)
+    warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
+
+
+@dataclass
+class RolloutConfig:
+    """How responses are sampled."""
+
+    engine: str = setting("hf", "what samples", choices=("hf",))
+    samples_per_prompt: int = setting(8, "responses per prompt, the group size G", at_least=1)
+    max_response_tokens: int = setting(32, "longest response, in tokens", at_least=1)
+    temperature: float = setting(1.0, "of sampling; every log-prob uses it", above=0)
+    replicas: int = setting(1, "engines that sample in parallel", at_least=1)
+    max_batch_sequences: int = setting(256, "sequences an engine runs at once", at_least=1)
+    stop_token_ids: list[int] = setting([], "end a response, besides the model's own end tokens")
+    keep_special_tokens: bool = setting(False, "leave special tokens in the text that reward functions read")
+    max_staleness: int = setting(
+        0, "policy updates a sample may lag behind; 0 is synchronous", at_least=0, at_most=8
+    )
+    seed: int | None = setting(None, "seed of sampling; null: run.seed", at_least=0)
+
+
+@dataclass
+class RewardConfig:
+    """What a response is worth: the weighted sum of its parts."""
+
+    functions: dict[str, float] = setting({"exact_match": 1.0}, "built-in reward functions and their weights")
+    function: str | None = setting(None, "your own: path.py:name")
+    function_weight: float = setting(1.0, "weight of reward.function")
+    model: str | None = setting(None, "reward model: folder or hub name of a sequence classifier with one score")
+    model_weight: float = setting(1.0, "weight of reward.model")
+    processes: int = setting(1, "processes that run reward functions", at_least=1)
+    timeout_s: float = setting(10.0, "seconds a function may take for one sample", above=0)
+    memory_limit_mb: int = setting(4096, "MiB of address space of each process", at_least=256)
+    allow_errors: bool = setting(False, "count a sample whose function raises as unscorable, instead of stopping")
+
+
+@dataclass
+class AlgoConfig:
+    """Numbers of the algorithm. `algo=NAME` sets them all, and adv_estimator with them."""
+
+    name: str = setting("ppo", "what the numbers are called")
+    policy_loss: str = setting("clipped_surrogate", "policy objective", choices=("clipped_surrogate",))
+    gamma: float = setting(1.0, "discount per token (gae)", at_least=0, at_most=1)
+    lam: float = setting(1.0, "lambda of GAE (gae)", at_least=0, at_most=1)
+    bootstrap_truncated: bool = setting(False, "add the value after the last token to a truncated response (gae)")
+    group_std: str = setting(
+        "sample", "what a group's advantages are divided by (grpo)", choices=("sample", "population", "none")
+    )
+    whiten_advantages: bool = setting(False, "zero mean and unit standard deviation over the batch's tokens")
+    clip_ratio_low: float = setting(0.2, "the ratio is clipped at 1 - this", above=0, at_most=1)
+    clip_ratio_high: float = setting(0.2, "the ratio is clipped at 1 + this", above=0)
+    dual_clip: float | None = setting(None, "loss of a negative advantage is at most this times it; null: off", above=1)
+    kl_reward_coef: float = setting(0.0, "KL penalty inside the reward, per token; 0: off", at_least=0)
+    kl_reward_estimator: str = setting("k1", "estimator of the KL in the reward", choices=("k1", "k2", "k3"))
+    kl_loss_coef: float = setting(0.0, "KL term of the loss; 0: off", at_least=0)
+    kl_loss_estimator: str = setting("k3", "estimator of the KL in the loss", choices=("k1", "k2", "k3"))
+    entropy_coef: float = setting(0.0, "entropy bonus of the loss", at_least=0)
+    loss_aggregation: str = setting(
+        "token-mean",
+        "how token losses become one number",
+        choices=("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
+    )
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    lr: float = setting(1e-6, "learning rate", at_least=0)
+    lr_warmup_steps: int = setting(0, "optimizer steps of linear warm-up", at_least=0)
+    weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0)
+    beta1: float = setting(0.9, "decay of the first moment", at_least=0, at_most=1)
+    beta2: float = setting(0.999, "decay of the second moment", at_least=0, at_most=1)
+    eps: float = setting(1e-8, "added to the root of the second moment", above=0)
+    grad_clip: float = setting(1.0, "largest norm of the gradient", above=0)
+
+
+@dataclass
+class ActorConfig(OptimizerConfig):
+    """The policy's optimizer and ranks."""
+
+    ranks: int = setting(1, "data-parallel ranks", at_least=1)
+
+
+@dataclass
+class CriticConfig(OptimizerConfig):
+    """The critic's model, optimizer, loss and ranks. No critic exists unless adv_estimator needs one."""
+
+    lr: float = setting(1e-5, "learning rate", at_least=0)
+    ranks: int = setting(1, "data-parallel ranks", at_least=1)
+    path: str | None = setting(None, "folder or hub name of its first weights; null: the actor's")
+    warmup_steps: int = setting(0, "training steps in which only the critic learns", at_least=0)
+    value_clip: float | None = setting(0.2, "a value may move this far from the old one; null: off", above=0)
+
+
+@dataclass
+class TrainConfig:
+    """How a batch is cut into updates."""
+
+    epochs_per_batch: int = setting(1, "passes over each batch", at_least=1)
+    minibatches: int = setting(1, "optimizer steps per pass", at_least=1)
+    max_tokens_per_microbatch: int = setting(
+        16384, "tokens, padding included, of one forward and backward pass on a rank", at_least=1
+    )
+
+
+@dataclass
+class TrainerConfig:
+    """The training engine."""
+
+    name: str = setting("deepspeed", "training engine", choices=("deepspeed",))
+    zero_stage: int = setting(0, "ZeRO stage: what is sharded over ranks", at_least=0, at_most=3)
+    device: str = setting("auto", "where models live; auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
+    bucket_mb: int = setting(64, "MiB of weights sent to the rollout engines at a time", at_least=1)
+
+
+@dataclass
+class PlacementConfig:
+    """Which roles share which resources."""
+
+    name: str = setting(
+        "colocated", "colocated: roles take turns on shared bundles; split: own bundles per rank", choices=("colocated", "split")
+    )
+    strategy: str = setting(
+        "PACK", "Ray placement strategy", choices=("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+    )
+    threads_per_rank: int | None = setting(None, "torch threads of a rank; null: the CPUs of its bundle", at_least=1)
+
+
+@dataclass
+class ClusterConfig:
+    """Where the roles run."""
+
+    name: str = setting(
+        "local", "local: a private Ray of this run; inline: in this process, without Ray", choices=("local", "inline")
+    )
+    address: str | None = setting(None, "join the Ray cluster at this address (host:port) instead")
+    num_cpus: int | None = setting(None, "CPUs of the private Ray; null: those this process may use", at_least=1)
+    startup_timeout_s: float = setting(300.0, "seconds until all roles must be ready", above=0)
+    call_timeout_s: float = setting(1800.0, "seconds any single call of a role may take", above=0)
+
+
+@dataclass
+class EvalConfig:
+    """Evaluation on held-out prompts."""
+
+    every: int = setting(0, "training steps between evaluations; 0: only before and after", at_least=0)
+    before_training: bool = setting(True, "evaluate the first weights, as step 0")
+    samples_per_prompt: int = setting(0, "sampled responses per prompt beside the greedy one", at_least=0)
+
+
+@dataclass
+class TrackingConfig:
+    """What is shown and kept besides metrics.jsonl."""
+
+    console: str = setting("auto", "live display, plain lines, or none", choices=("auto", "rich", "plain", "none"))
+    samples_every: int = setting(20, "training steps between sample files; 0: none", at_least=0)
+    samples_kept: int = setting(8, "rollouts per sample file", at_least=1)
+
+
+@dataclass
+class Config:
+    """The whole configuration. Units: a prompt gives samples_per_prompt samples; a sample is one sequence."""
+
+    adv_estimator: str = setting("gae", "advantage estimator; decides whether there is a critic", choices=("gae", "grpo"))
+    dry_run: bool = setting(False, "print the plan and stop")
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def samples_per_step(self) -> int:
+        """B = P x G, the samples of a training step."""
+        return self.data.prompts_per_step * self.rollout.samples_per_prompt
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest sequence that can occur."""
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def samples_per_minibatch(self) -> int:
+        """Samples behind one optimizer step."""
+        return self.samples_per_step // self.train.minibatches
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any KL term is on."""
+        return self.algo.kl_reward_coef > 0 or self.algo.kl_loss_coef > 0
+
+
+class ConfigError(ValueError):
+    """A setting, or a relation of settings, that cannot work; the text says what to set."""
+
+
+def settings(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(dotted key, value, metadata) of every leaf setting, in order of declaration."""
+    for item in fields(config):
+        value, key = getattr(config, item.name), prefix + item.name
+        if is_dataclass(value):
+            yield from settings(value, key + ".")
+        else:
+            yield key, value, dict(item.metadata)

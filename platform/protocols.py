@@ -1,0 +1,131 @@
+"""What the driver asks of the roles, whatever runs them: Ray groups, or the workers themselves in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch, Values
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one request is sampled."""
+
+    samples: int  # per prompt
+    temperature: float  # 0 = greedy; log-probs of a greedy sample are those at temperature 1
+    max_tokens: int
+    seed: tuple[int, ...]  # the same seed, prompt and sample number give the same response
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Metrics that still add up: sums of numerators and denominators, and maxima."""
+
+    sums: Mapping[str, tuple[float, float]]
+    maxima: Mapping[str, float]
+
+
+class Role(Protocol):
+    """Anything that holds memory."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind (weights, gradients, optimizer, peak), summed over ranks."""
+        ...
+
+
+class Actor(Role, Protocol):
+    """The policy that is trained."""
+
+    def logprobs(self, batch: RolloutBatch) -> Tensor:
+        """(B, T) float32 log-probs of the sampled tokens at the sampling temperature."""
+        ...
+
+    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
+        """One optimizer step per mini-batch, in order."""
+        ...
+
+    def weight_buckets(self) -> Iterator[Any]:
+        """The weights in parts, each to be passed to `Rollouts.load_weights` as it is."""
+        ...
+
+    def weight_checksums(self) -> dict[str, int]:
+        """Checksum of every tensor that `weight_buckets` gave last."""
+        ...
+
+
+class Reference(Role, Protocol):
+    """The frozen first policy."""
+
+    def logprobs(self, batch: RolloutBatch) -> Tensor:
+        """(B, T) float32, as `Actor.logprobs`."""
+        ...
+
+
+class Critic(Role, Protocol):
+    """The value function."""
+
+    def values(self, batch: RolloutBatch) -> Values:
+        """Value of every prefix."""
+        ...
+
+    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
+        """One optimizer step per mini-batch, in order."""
+        ...
+
+
+class Rewards(Role, Protocol):
+    """Scores responses."""
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score per rollout, in order."""
+        ...
+
+
+class Rollouts(Role, Protocol):
+    """Samples responses."""
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
+        """Starts sampling with the weights of now; returns a ticket for `collect`."""
+        ...
+
+    def collect(self, ticket: Any) -> list[Rollout]:
+        """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
+        ...
+
+    def load_weights(self, bucket: Any) -> None:
+        """Takes one part of new weights."""
+        ...
+
+    def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
+        """Declares the weights complete; raises WeightSyncError naming a tensor that did not arrive as sent."""
+        ...
+
+
+class WeightSyncError(RuntimeError):
+    """A rollout engine does not hold the weights that the trainer sent."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of one run. `critic` and `reference` exist only where the algorithm asks for them."""
+
+    actor: Actor
+    rewards: Rewards
+    rollouts: Rollouts
+    critic: Critic | None = None
+    reference: Reference | None = None
+
+    def named(self) -> dict[str, Role]:
+        """Role by the name used in metrics and in Ray."""
+        roles: dict[str, Role | None] = {
+            "actor": self.actor,
+            "critic": self.critic,
+            "reference": self.reference,
+            "reward": self.rewards,
+            "rollout": self.rollouts,
+        }
+        return {name: role for name, role in roles.items() if role is not None}
