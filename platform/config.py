@@ -112,9 +112,7 @@ class RolloutConfig:
     max_batch_sequences: int = setting(256, "sequences an engine runs at once", at_least=1)
     stop_token_ids: list[int] = setting([], "end a response, besides the model's own end tokens")
     keep_special_tokens: bool = setting(False, "leave special tokens in the text that reward functions read")
-    max_staleness: int = setting(
-        0, "policy updates a sample may lag behind; 0 is synchronous", at_least=0, at_most=8
-    )
+    max_staleness: int = setting(0, "policy updates a sample may lag behind; 0 is synchronous", at_least=0, at_most=8)
     seed: int | None = setting(None, "seed of sampling; null: run.seed", at_least=0)
 
 
@@ -218,7 +216,9 @@ class PlacementConfig:
     """Which roles share which resources."""
 
     name: str = setting(
-        "colocated", "colocated: roles take turns on shared bundles; split: own bundles per rank", choices=("colocated", "split")
+        "colocated",
+        "colocated: roles take turns on shared bundles; split: own bundles per rank",
+        choices=("colocated", "split"),
     )
     strategy: str = setting(
         "PACK", "Ray placement strategy", choices=("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -261,7 +261,9 @@ class TrackingConfig:
 class Config:
     """The whole configuration. Units: a prompt gives samples_per_prompt samples; a sample is one sequence."""
 
-    adv_estimator: str = setting("gae", "advantage estimator; decides whether there is a critic", choices=("gae", "grpo"))
+    adv_estimator: str = setting(
+        "gae", "advantage estimator; decides whether there is a critic", choices=("gae", "grpo")
+    )
     dry_run: bool = setting(False, "print the plan and stop")
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)
