@@ -37,9 +37,7 @@ def gae(
         token_rewards, values: (B, T) float32. mask: (B, T) bool. final_values: (B,) float32.
     """
     assert token_rewards.shape == values.shape == mask.shape, "token_rewards, values and mask differ in shape"
-    assert final_values.shape == mask.shape[:1], (
-        f"final_values {tuple(final_values.shape)}, expected ({mask.shape[0]},)"
-    )
+    assert final_values.shape == mask.shape[:1], f"final_values {tuple(final_values.shape)}, expected ({mask.shape[0]},)"
     rewards, values = masked_fill_zero(token_rewards, mask), masked_fill_zero(values, mask)
     advantages = torch.zeros_like(values)
     next_value, next_advantage = final_values, torch.zeros_like(final_values)
@@ -74,7 +72,7 @@ def group_relative(scores: Tensor, group_ids: Tensor, scored: Tensor, *, group_s
     """
     assert scores.shape == group_ids.shape == scored.shape, "scores, group_ids and scored differ in shape"
     advantages = torch.zeros_like(scores)
-    for group in group_ids.unique():
+    for group in sorted(set(group_ids.tolist())):
         members = (group_ids == group) & scored
         values = scores[members].double()
         # A constant group is found by comparing, not by its std, which float rounding makes non-zero.
@@ -88,7 +86,7 @@ def group_relative(scores: Tensor, group_ids: Tensor, scored: Tensor, *, group_s
 
 def zero_std_groups(scores: Tensor, group_ids: Tensor, scored: Tensor) -> tuple[int, int]:
     """(groups that carry no signal, groups): those whose scored samples are fewer than two or all equal."""
-    groups = group_ids.unique()
+    groups = set(group_ids.tolist())
     silent = 0
     for group in groups:
         values = scores[(group_ids == group) & scored]

@@ -79,6 +79,4 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {"clipped_surrogate": _clipped_surrogate}
 def resolve(name: str, adv_estimator: str, policy_loss: str) -> Algorithm:
     """The record of an algorithm called `name`, from the parts chosen in the configuration."""
     estimator = ESTIMATORS[adv_estimator]
-    return Algorithm(
-        name, estimator.needs_critic, estimator.min_group, estimator.advantages, POLICY_LOSSES[policy_loss]
-    )
+    return Algorithm(name, estimator.needs_critic, estimator.min_group, estimator.advantages, POLICY_LOSSES[policy_loss])

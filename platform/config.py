@@ -220,9 +220,7 @@ class PlacementConfig:
         "colocated: roles take turns on shared bundles; split: own bundles per rank",
         choices=("colocated", "split"),
     )
-    strategy: str = setting(
-        "PACK", "Ray placement strategy", choices=("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-    )
+    strategy: str = setting("PACK", "Ray placement strategy", choices=("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
     threads_per_rank: int | None = setting(None, "torch threads of a rank; null: the CPUs of its bundle", at_least=1)
 
 
@@ -261,9 +259,7 @@ class TrackingConfig:
 class Config:
     """The whole configuration. Units: a prompt gives samples_per_prompt samples; a sample is one sequence."""
 
-    adv_estimator: str = setting(
-        "gae", "advantage estimator; decides whether there is a critic", choices=("gae", "grpo")
-    )
+    adv_estimator: str = setting("gae", "advantage estimator; decides whether there is a critic", choices=("gae", "grpo"))
     dry_run: bool = setting(False, "print the plan and stop")
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)

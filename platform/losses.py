@@ -74,9 +74,7 @@ def _seq_mean_token_sum(losses: Tensor, mask: Tensor, num_tokens: int, num_seque
     return losses.sum() / max(num_sequences, 1)
 
 
-def _seq_mean_token_sum_norm(
-    losses: Tensor, mask: Tensor, num_tokens: int, num_sequences: int, max_tokens: int
-) -> Tensor:
+def _seq_mean_token_sum_norm(losses: Tensor, mask: Tensor, num_tokens: int, num_sequences: int, max_tokens: int) -> Tensor:
     return losses.sum() / (max(num_sequences, 1) * max_tokens)
 
 
@@ -94,9 +92,7 @@ the constant of Dr. GRPO (https://arxiv.org/abs/2503.20783).
 """
 
 
-def aggregate(
-    losses: Tensor, mask: Tensor, mode: str, *, num_tokens: int, num_sequences: int, max_tokens: int
-) -> Tensor:
+def aggregate(losses: Tensor, mask: Tensor, mode: str, *, num_tokens: int, num_sequences: int, max_tokens: int) -> Tensor:
     """One number from the token losses (B, T) of a part of a mini-batch.
 
     The denominators are those of the whole mini-batch, over all ranks: the results of its parts add up to its loss,

@@ -1,0 +1,91 @@
+"""The actor: the policy that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.platform.algorithms import PolicyLoss
+from tandem.platform.batch import LossOutput, RolloutBatch, TrainBatch
+from tandem.platform.checksum import checksum
+from tandem.platform.config import ActorConfig, AlgoConfig, ModelConfig, TrainerConfig
+from tandem.platform.logprobs import token_entropy, token_logprobs
+from tandem.platform.metrics import add_totals
+from tandem.platform.objectives import policy_objective
+from tandem.platform.protocols import Totals
+from tandem.workers.models import load_policy, model_inputs
+from tandem.workers.passes import infer, training_parts
+from tandem.workers.runtime import Rank
+from tandem.workers.trained import TrainedWorker
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """What an actor rank is made from."""
+
+    path: str
+    model: ModelConfig
+    actor: ActorConfig
+    trainer: TrainerConfig
+    algo: AlgoConfig
+    policy_loss: PolicyLoss
+    temperature: float
+    max_response_tokens: int
+    max_tokens_per_microbatch: int
+    timeout_s: float  # of a collective operation
+
+
+class ActorWorker(TrainedWorker):
+    """One rank of the actor; with one rank it is the `Actor` protocol in itself."""
+
+    name = "actor"
+
+    def __init__(self, spec: ActorSpec, rank: Rank) -> None:
+        super().__init__(rank, spec.timeout_s)
+        self.spec = spec
+        self._checksums: dict[str, int] = {}
+
+    def start(self, address: tuple[str, int] | None = None) -> None:
+        """Loads the model and joins the other ranks at `address`; collective."""
+        spec = self.spec
+        model = load_policy(spec.path, spec.model)
+        self.backend = self.make_backend(model, spec.actor, spec.trainer, spec.model, address)
+
+    def logprobs(self, batch: RolloutBatch) -> Tensor:
+        """(B, T) float32 log-probs of the rows' tokens at the sampling temperature."""
+        return infer(self.backend, batch, self.spec.max_tokens_per_microbatch, self._logprobs)
+
+    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
+        """One optimizer step per mini-batch, of each of which this rank has a part."""
+        budget = self.spec.max_tokens_per_microbatch
+        return add_totals(
+            self.backend.step(training_parts(self.backend, part, budget), self._objective) for part in minibatches
+        )
+
+    def weight_buckets(self) -> Iterator[dict[str, Tensor]]:
+        """The weights in parts, on the CPU; the checksums are taken on the way."""
+        self._checksums = {}
+        for bucket in self.backend.named_weights(self.spec.trainer.bucket_mb << 20):
+            self._checksums |= {name: checksum(tensor) for name, tensor in bucket.items()}
+            yield bucket
+
+    def weight_checksums(self) -> dict[str, int]:
+        """Checksum of every tensor that `weight_buckets` gave last."""
+        return self._checksums
+
+    def _logprobs(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
+        logits = forward(**model_inputs(batch.tokens, batch.lengths), use_cache=False).logits
+        return token_logprobs(logits, batch.tokens, self.spec.temperature)
+
+    def _objective(self, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
+        spec, rollout = self.spec, batch.rollout
+        logits = forward(**model_inputs(rollout.tokens, rollout.lengths), use_cache=False).logits
+        logprobs = token_logprobs(logits, rollout.tokens, spec.temperature)
+        # Without a bonus entropy is only watched, and needs no graph.
+        with torch.set_grad_enabled(spec.algo.entropy_coef > 0):
+            entropy = token_entropy(logits, spec.temperature)
+        return policy_objective(logprobs, entropy, batch, spec.policy_loss, spec.algo, spec.max_response_tokens)

@@ -1,0 +1,82 @@
+"""The critic: the value function that is trained beside the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tandem.platform.batch import LossOutput, RolloutBatch, TrainBatch, Values
+from tandem.platform.config import CriticConfig, ModelConfig, TrainerConfig
+from tandem.platform.metrics import add_totals
+from tandem.platform.objectives import value_objective
+from tandem.platform.protocols import Totals
+from tandem.workers.models import load_critic, model_inputs
+from tandem.workers.passes import infer, training_parts
+from tandem.workers.runtime import Rank
+from tandem.workers.trained import TrainedWorker
+
+
+@dataclass(frozen=True)
+class CriticSpec:
+    """What a critic rank is made from."""
+
+    path: str
+    model: ModelConfig
+    critic: CriticConfig
+    trainer: TrainerConfig
+    loss_aggregation: str
+    max_response_tokens: int
+    max_tokens_per_microbatch: int
+    timeout_s: float  # of a collective operation
+
+
+class CriticWorker(TrainedWorker):
+    """One rank of the critic; with one rank it is the `Critic` protocol in itself."""
+
+    name = "critic"
+
+    def __init__(self, spec: CriticSpec, rank: Rank) -> None:
+        super().__init__(rank, spec.timeout_s)
+        self.spec = spec
+
+    def start(self, address: tuple[str, int] | None = None) -> None:
+        """Loads the model and joins the other ranks at `address`; collective."""
+        spec = self.spec
+        model = load_critic(spec.path, spec.model)
+        self.backend = self.make_backend(model, spec.critic, spec.trainer, spec.model, address)
+
+    def values(self, batch: RolloutBatch) -> Values:
+        """The value of every prefix of the rows, and of each whole row."""
+        after = infer(self.backend, batch, self.spec.max_tokens_per_microbatch, self._values_after)
+        final = after.gather(1, (batch.lengths - 1)[:, None]).squeeze(1)
+        return Values(before_token(after), final)
+
+    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
+        """One optimizer step per mini-batch, of each of which this rank has a part."""
+        budget = self.spec.max_tokens_per_microbatch
+        return add_totals(
+            self.backend.step(training_parts(self.backend, part, budget), self._objective) for part in minibatches
+        )
+
+    def _values_after(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
+        values: Tensor = forward(**model_inputs(batch.tokens, batch.lengths))
+        return values
+
+    def _objective(self, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
+        after = self._values_after(forward, batch.rollout)
+        return value_objective(
+            before_token(after),
+            batch,
+            value_clip=self.spec.critic.value_clip,
+            aggregation=self.spec.loss_aggregation,
+            max_tokens=self.spec.max_response_tokens,
+        )
+
+
+def before_token(after: Tensor) -> Tensor:
+    """(B, T) values after each token as values before it: `values[b, t]` is that of the prefix before token t."""
+    return pad(after[:, :-1], (1, 0))

@@ -1,0 +1,178 @@
+"""The `hf` rollout engine: a transformers model sampled with a key-value cache, from which finished rows are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.platform.batch import Prompt, StopReason
+from tandem.platform.checksum import checksum
+from tandem.platform.config import ModelConfig, RolloutConfig
+from tandem.platform.protocols import Sampling
+from tandem.platform.seeds import mix
+from tandem.workers.models import load_policy, load_tokenizer
+
+
+@dataclass
+class Sampled:
+    """One response as an engine returns it."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop: StopReason = StopReason.LENGTH
+
+
+class HFEngine:
+    """Samples with a transformers model.
+
+    A response is a function of the weights, its prompt, its sample number and the seed: not of the other rows of the batch,
+    nor of how many engines share the work (up to float rounding of the logits).
+    """
+
+    def __init__(self, path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.device) -> None:
+        self.model = load_policy(path, model).to(device).eval().requires_grad_(False)
+        self.tokenizer = load_tokenizer(path, model)
+        self.device, self.max_rows = device, rollout.max_batch_sequences
+        self.stop_ids = stop_token_ids(self.model, self.tokenizer) | set(rollout.stop_token_ids)
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
+        """The samples of each prompt side by side, in order of the prompts."""
+        wanted = [(prompt, number) for prompt in prompts for number in range(sampling.samples)]
+        # Rows of similar length run together; a stable order keeps the samples of a prompt in one wave where they fit.
+        order = sorted(range(len(wanted)), key=lambda row: len(wanted[row][0].ids))
+        results: list[Sampled] = [Sampled() for _ in wanted]
+        for start in range(0, len(order), self.max_rows):
+            wave = order[start : start + self.max_rows]
+            for row, sampled in zip(wave, self._wave([wanted[row] for row in wave], sampling), strict=True):
+                results[row] = sampled
+        return results
+
+    def load_weights(self, bucket: dict[str, Tensor]) -> dict[str, int]:
+        """Copies tensors into the model by name; returns the checksum of each as it now stands here."""
+        own = dict(self.model.named_parameters())
+        arrived = {}
+        for name, tensor in bucket.items():
+            own[name].data.copy_(tensor)
+            arrived[name] = checksum(own[name].data.to(tensor.dtype).cpu())
+        return arrived
+
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    @torch.inference_mode()
+    def _wave(self, wanted: list[tuple[Prompt, int]], sampling: Sampling) -> list[Sampled]:
+        results = [Sampled() for _ in wanted]
+        if sampling.max_tokens == 0:
+            return results
+        uniforms = _uniforms(wanted, sampling).to(self.device)
+        rows = torch.arange(len(wanted), device=self.device)
+        for step, logits in enumerate(state := _Decoding(self.model, wanted, self.device)):
+            tokens, logprobs = sample(logits, sampling.temperature, uniforms[rows, step])
+            running = []
+            triples = zip(rows.tolist(), tokens.tolist(), logprobs.tolist(), strict=True)
+            for place, (row, token, logprob) in enumerate(triples):
+                results[row].ids.append(token)
+                results[row].logprobs.append(logprob)
+                if token in self.stop_ids:
+                    results[row].stop = StopReason.STOP
+                else:
+                    running.append(place)
+            if not running or step + 1 == sampling.max_tokens:
+                break
+            kept = torch.tensor(running, device=self.device)
+            rows = rows[kept]
+            state.advance(tokens[kept], kept)
+        return results
+
+
+class _Decoding:
+    """The running rows of a wave: an iterator over next-token logits (rows, V), one item per decoding step."""
+
+    def __init__(self, model: Any, wanted: list[tuple[Prompt, int]], device: torch.device) -> None:
+        self.model = model
+        # The samples of a prompt share one pass over it.
+        prompts = list({id(prompt): prompt for prompt, _ in wanted}.values())
+        place = {id(prompt): number for number, prompt in enumerate(prompts)}
+        ids, mask = _left_padded([prompt.ids for prompt in prompts], device)
+        output = model(input_ids=ids, attention_mask=mask, position_ids=_positions(mask), use_cache=True, logits_to_keep=1)
+        rows = torch.tensor([place[id(prompt)] for prompt, _ in wanted], device=device)
+        self.cache = output.past_key_values
+        self.cache.batch_select_indices(rows)
+        self.logits, self.mask = output.logits[rows, -1], mask[rows]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield self.logits
+
+    def advance(self, tokens: Tensor, kept: Tensor) -> None:
+        """Keeps the rows `kept` and feeds each its new token."""
+        if len(kept) < len(self.mask):
+            self.cache.batch_select_indices(kept)
+            self.mask = self.mask[kept]
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(kept), 1)], dim=1)
+        output = self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self.mask,
+            position_ids=_positions(self.mask)[:, -1:],
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.logits = output.logits[:, -1]
+
+
+def sample(logits: Tensor, temperature: float, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One token per row and its log-prob under the distribution sampled from; temperature 0 takes the most likely.
+
+    Draws by inverting the cumulative distribution: the first token whose cumulative probability exceeds the uniform.
+
+    Args:
+        logits: (rows, V). uniforms: (rows,) float64 in [0, 1).
+    """
+    logprobs = (logits.float() / temperature if temperature > 0 else logits.float()).log_softmax(dim=-1)
+    if temperature == 0:
+        tokens = logprobs.argmax(dim=-1)
+    else:
+        cumulative = logprobs.double().exp().cumsum(dim=-1)
+        # Scaled by the total, so that rounding can never point past the last token.
+        tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(1)
+        tokens = tokens.clamp(max=logits.shape[1] - 1)
+    return tokens, logprobs.gather(1, tokens[:, None]).squeeze(1)
+
+
+def stop_token_ids(model: Any, tokenizer: Any) -> set[int]:
+    """The ids that end a response by the model's generation config and its tokenizer."""
+    ids: set[int] = set()
+    for source in (getattr(model, "generation_config", None), tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        ids |= set(found) if isinstance(found, list) else {found}
+    return {int(token) for token in ids if token is not None}
+
+
+def _uniforms(wanted: list[tuple[Prompt, int]], sampling: Sampling) -> Tensor:
+    """(rows, max_tokens) float64: each row has a random stream of its own."""
+    streams = [
+        torch.rand(
+            sampling.max_tokens,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(mix(*sampling.seed, prompt.group_id, number)),
+        )
+        for prompt, number in wanted
+    ]
+    return torch.stack(streams)
+
+
+def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(len(ids) for ids in prompts)
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device)
+    return ids, mask
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Position of each token among the real ones of its row; padding on the left counts for nothing."""
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)

@@ -1,0 +1,91 @@
+"""Loading models, and the forward passes of the roles on the token axis of `platform/batch.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tandem.platform.config import ConfigError, ModelConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_policy(path: str, config: ModelConfig) -> Any:
+    """The causal language model at `path`, without dropout."""
+    from transformers import AutoModelForCausalLM
+
+    return _prepare(_load(AutoModelForCausalLM, path, config), config)
+
+
+def load_critic(path: str, config: ModelConfig) -> ValueModel:
+    """A value model on the body of the model at `path`."""
+    from transformers import AutoModel
+
+    body = _prepare(_load(AutoModel, path, config), config)
+    return ValueModel(body)
+
+
+def load_tokenizer(path: str, config: ModelConfig) -> Any:
+    """The tokenizer that comes with the model at `path`."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={path}: its tokenizer cannot be loaded: {error}") from error
+
+
+def _load(cls: Any, path: str, config: ModelConfig) -> Any:
+    try:
+        return cls.from_pretrained(path, dtype=DTYPES[config.dtype], trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the model at {path} cannot be loaded: {error}") from error
+
+
+def _prepare(model: Any, config: ModelConfig) -> Any:
+    disable_dropout(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Turns every dropout off: with it, scoring the same tokens twice would give two answers, and ratios other than 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    config = getattr(model, "config", None)
+    for name in ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"):
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+    for module in model.modules():
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+class ValueModel(nn.Module):
+    """A transformer body with a scalar head: output i is the value after token i.
+
+    The head starts at zero, so the first values are 0 and not noise.
+    """
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.body = body
+        self.config = body.config
+        self.head = nn.Linear(body.config.get_text_config().hidden_size, 1, dtype=body.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T) float32."""
+        hidden = self.body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        return self.head(hidden).squeeze(-1).float()
+
+
+def model_inputs(tokens: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask` (B, T) of right-padded rows: by length, whatever the padding holds."""
+    real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+    return {"input_ids": torch.where(real, tokens, torch.zeros_like(tokens)), "attention_mask": real.long()}

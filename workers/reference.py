@@ -1,0 +1,51 @@
+"""The reference: the frozen first policy, which KL terms compare with. It exists only when a KL term is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from tandem.platform.batch import RolloutBatch
+from tandem.platform.config import ModelConfig
+from tandem.platform.logprobs import token_logprobs
+from tandem.workers.models import load_policy, model_inputs
+from tandem.workers.passes import infer_rows
+from tandem.workers.runtime import Rank, peak_memory_bytes, set_up
+
+
+@dataclass(frozen=True)
+class ReferenceSpec:
+    """What a reference rank is made from."""
+
+    path: str
+    model: ModelConfig
+    temperature: float
+    max_tokens_per_microbatch: int
+
+
+class ReferenceWorker:
+    """One rank of the reference; with one rank it is the `Reference` protocol in itself."""
+
+    def __init__(self, spec: ReferenceSpec, rank: Rank) -> None:
+        self.spec = spec
+        self.device = set_up(rank)
+
+    def start(self) -> None:
+        """Loads the model."""
+        self.model = load_policy(self.spec.path, self.spec.model).to(self.device).eval().requires_grad_(False)
+
+    def logprobs(self, batch: RolloutBatch) -> Tensor:
+        """(B, T) float32 log-probs of the rows' tokens at the sampling temperature."""
+        return infer_rows(self.model, batch, self.device, self.spec.max_tokens_per_microbatch, self._logprobs)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on this rank by kind, and the peak of its process."""
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return {"weights": weights, "gradients": 0, "optimizer": 0, "peak": peak_memory_bytes(self.device)}
+
+    def _logprobs(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
+        logits = forward(**model_inputs(batch.tokens, batch.lengths), use_cache=False).logits
+        return token_logprobs(logits, batch.tokens, self.spec.temperature)

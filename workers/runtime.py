@@ -1,0 +1,109 @@
+"""What every worker does first: threads, device, and the process group of its ranks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from tandem.platform.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One worker's place among the ranks of its role."""
+
+    index: int = 0
+    world_size: int = 1
+    threads: int | None = None  # torch threads; None leaves torch's own choice
+    device: str = "auto"
+
+
+def pick_device(device: str) -> torch.device:
+    """The device a setting means here; under Ray the first visible one is the rank's own.
+
+    Raises:
+        ConfigError: cuda is asked for and there is none.
+    """
+    if device == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if device == "cuda":
+        raise ConfigError("trainer.device is cuda, but torch sees no CUDA device here. Set trainer.device=cpu or auto")
+    return torch.device("cpu")
+
+
+def set_up(rank: Rank) -> torch.device:
+    """Bounds torch's threads and picks the device of this process."""
+    if rank.threads is not None:
+        torch.set_num_threads(rank.threads)
+    device = pick_device(rank.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+class Rendezvous:
+    """Where the ranks of a role meet: rank 0 listens on a free port of its own from here on."""
+
+    def __init__(self, world_size: int, timeout_s: float) -> None:
+        host = _own_address()
+        self.timeout = timedelta(seconds=timeout_s)
+        self.store = torch.distributed.TCPStore(
+            host, 0, world_size, is_master=True, wait_for_workers=False, timeout=self.timeout
+        )
+        self.address = (host, self.store.port)
+
+
+def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int], store: Any, timeout_s: float) -> None:
+    """Makes this process rank `rank.index` of a torch process group, over gloo on CPU and NCCL on CUDA.
+
+    Args:
+        address: (host, port) of rank 0's store. store: rank 0's own store, None on the other ranks.
+    """
+    # DeepSpeed reads these, and would look for MPI without them.
+    os.environ |= {
+        "RANK": str(rank.index),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(rank.world_size),
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": str(address[1]),
+    }
+    if torch.distributed.is_initialized():
+        return  # another role of one rank in this process made it
+    timeout = timedelta(seconds=timeout_s)
+    if store is None:
+        host, port = address
+        store = torch.distributed.TCPStore(host, port, rank.world_size, is_master=False, timeout=timeout)
+    torch.distributed.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank.index,
+        world_size=rank.world_size,
+        timeout=timeout,
+    )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory so far: of the allocator on CUDA, resident in this process on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB on Linux
+
+
+def _own_address() -> str:
+    """The address other nodes reach this one by; the loopback where Ray does not know one."""
+    try:
+        import ray
+
+        if ray.is_initialized():
+            return str(ray.util.get_node_ip_address())
+    except ImportError:
+        pass
+    return socket.gethostbyname("localhost")

@@ -1,0 +1,211 @@
+"""The training backend: DeepSpeed, on CPU over gloo and on CUDA over NCCL.
+
+`TrainerBackend` is what the actor and the critic ask for; another engine is another class with these methods.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tandem.platform.batch import LossOutput, TrainBatch
+from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
+from tandem.platform.metrics import add_totals
+from tandem.platform.protocols import Totals
+from tandem.workers.runtime import Rank, Rendezvous, join_process_group
+
+Objective = Callable[[Callable[..., Any], TrainBatch], LossOutput]
+"""(forward pass of the model, micro-batch on the device) -> its part of the loss of the mini-batch."""
+
+
+class TrainingError(RuntimeError):
+    """The optimization cannot go on: a gradient is not finite."""
+
+
+class TrainerBackend(Protocol):
+    """A model under training on the ranks of one role."""
+
+    device: torch.device
+
+    def forward(self, **inputs: Any) -> Any:
+        """The model's forward pass in evaluation mode; with more than one rank, all call it equally often."""
+        ...
+
+    def step(self, parts: Sequence[TrainBatch], objective: Objective) -> Totals:
+        """One optimizer step over the micro-batches of one mini-batch; all ranks give equally many."""
+        ...
+
+    def agree(self, count: int) -> int:
+        """The largest `count` of all ranks."""
+        ...
+
+    def named_weights(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+        """Whole weights on rank 0, in parts of about `bucket_bytes`; empty on the others. All ranks iterate."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of weights, gradients and optimizer on this rank, from the tensors themselves."""
+        ...
+
+
+class DeepSpeedBackend:
+    """A model in a DeepSpeed engine. Construction is collective: every rank of the role makes one."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str,
+        optimizer: OptimizerConfig,
+        trainer: TrainerConfig,
+        config: ModelConfig,
+        rank: Rank,
+        device: torch.device,
+        rendezvous: tuple[tuple[str, int], Rendezvous | None, float],
+    ) -> None:
+        self.name, self.stage, self.world_size = name, trainer.zero_stage, rank.world_size
+        self.device, self.is_first = device, rank.index == 0
+        address, own, timeout_s = rendezvous
+        join_process_group(rank, device, address, own.store if own else None, timeout_s)
+        deepspeed = _import_deepspeed(device)
+        self._gathered = deepspeed.zero.GatheredParameters
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        adam = torch.optim.AdamW(
+            parameters,
+            lr=optimizer.lr,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+        )
+        warmup = max(optimizer.lr_warmup_steps, 1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min(1.0, (step + 1) / warmup))
+        self.engine, self.optimizer, _, self.schedule = deepspeed.initialize(
+            model=model.to(device),
+            optimizer=adam,
+            lr_scheduler=schedule,
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": 1,
+                "gradient_clipping": optimizer.grad_clip,
+                "zero_optimization": {"stage": trainer.zero_stage},
+                "zero_allow_untested_optimizer": True,
+                "bf16": {"enabled": config.dtype == "bfloat16"},
+                "steps_per_print": None,
+            },
+        )
+        self._adam, self._gradient_bytes = adam, 0
+
+    def forward(self, **inputs: Any) -> Any:
+        """See `TrainerBackend.forward`."""
+        self.engine.eval()
+        return self.engine(**inputs)
+
+    def step(self, parts: Sequence[TrainBatch], objective: Objective) -> Totals:
+        """See `TrainerBackend.step`.
+
+        DeepSpeed averages gradients over ranks and divides by its accumulation steps. The loss already has the global
+        denominator, so the first is undone with a factor and the second is off: accumulation is driven from here.
+        """
+        self.engine.train()
+        totals = []
+        for number, part in enumerate(parts):
+            self.engine.set_gradient_accumulation_boundary(number == len(parts) - 1)
+            output = objective(self.engine, part.trim().to(self.device))
+            self.engine.backward(output.loss * self.world_size)
+            totals.append(as_totals(output))
+        norm = self._own_grad_norm()
+        learning_rate = self._adam.param_groups[0]["lr"]
+        self.engine.step()
+        norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"{self.name}: the gradient norm is {norm}. The weights are no longer to be trusted. "
+                f"Lower {self.name}.lr (now {learning_rate:g}) or look for infinite rewards or log-probs in the samples"
+            )
+        own = Totals({f"{_prefix(self.name)}/grad_norm": (norm, 1.0), f"{_prefix(self.name)}/lr": (learning_rate, 1.0)}, {})
+        return add_totals([*totals, own])
+
+    def agree(self, count: int) -> int:
+        """See `TrainerBackend.agree`."""
+        if self.world_size == 1:
+            return count
+        largest = torch.tensor(count, device=self.device)
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return int(largest)
+
+    def named_weights(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+        """See `TrainerBackend.named_weights`; each bucket is gathered from its ZeRO shards once."""
+        named = list(self.engine.module.named_parameters())
+        for bucket in _buckets(named, bucket_bytes):
+            with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
+                yield {name: p.detach().cpu().clone() for name, p in bucket} if self.is_first else {}
+
+    def memory(self) -> dict[str, int]:
+        """See `TrainerBackend.memory`."""
+        weights = [getattr(p, "ds_tensor", p) for p in self.engine.module.parameters()]
+        owned = {p.data_ptr() for p in self.engine.module.parameters()}
+        groups = [p for group in self._adam.param_groups for p in group["params"]]
+        masters = [p for p in groups if p.data_ptr() not in owned]
+        moments = [t for state in self._adam.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return {
+            "weights": _bytes(weights),
+            "gradients": self._gradient_bytes,
+            "optimizer": _bytes(masters) + _bytes(moments),
+        }
+
+    def _own_grad_norm(self) -> float | None:
+        """The norm of the reduced gradients where DeepSpeed keeps them whole and measures none; else None."""
+        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        if self.stage >= 2:
+            count = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
+            self._gradient_bytes = math.ceil(count / self.world_size) * self.engine.communication_data_type.itemsize
+        else:
+            self._gradient_bytes = _bytes(gradients)
+        if self.stage > 0 or self.engine.bfloat16_enabled():
+            return None
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+
+def as_totals(output: LossOutput) -> Totals:
+    """The metrics of a micro-batch as plain numbers."""
+    sums = {name: (float(num), float(den)) for name, (num, den) in output.metrics.items()}
+    return Totals(sums, {name: float(value) for name, value in output.maxima.items()})
+
+
+def _prefix(name: str) -> str:
+    return "policy" if name == "actor" else name
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _buckets(named: list[tuple[str, Any]], bucket_bytes: int) -> Iterator[list[tuple[str, Any]]]:
+    bucket: list[tuple[str, Any]] = []
+    size = 0
+    for name, parameter in named:
+        count = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        if bucket and size + count > bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, parameter))
+        size += count
+    if bucket:
+        yield bucket
+
+
+def _import_deepspeed(device: torch.device) -> Any:
+    """DeepSpeed for this device, without its C++ builds: on CPU its shared-memory op would compile for a minute."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=None, auto_mpi_discovery=False, verbose=False)
+    return deepspeed
