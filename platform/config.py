@@ -92,7 +92,8 @@ class WarmstartConfig:
 class ModelConfig:
     """The model that is trained."""
 
-    path: str | None = setting(None, "folder or hub name; null: the embedded model")
+    name: str = setting("tiny", "tiny: the embedded model; pretrained: that at model.path", choices=("tiny", "pretrained"))
+    path: str | None = setting(None, "folder or hub name; giving it selects model=pretrained")
     dtype: str = setting("float32", "of weights and activations", choices=("float32", "bfloat16"))
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass: less memory, more time")
     trust_remote_code: bool = setting(False, "run code that comes with the model")
@@ -120,7 +121,9 @@ class RolloutConfig:
 class RewardConfig:
     """What a response is worth: the weighted sum of its parts."""
 
-    functions: dict[str, float] = setting({"exact_match": 1.0}, "built-in reward functions and their weights")
+    functions: dict[str, float] = setting(
+        {}, "built-in reward functions and their weights; exact_match if no other reward is set"
+    )
     function: str | None = setting(None, "your own: path.py:name")
     function_weight: float = setting(1.0, "weight of reward.function")
     model: str | None = setting(None, "reward model: folder or hub name of a sequence classifier with one score")
@@ -221,6 +224,7 @@ class PlacementConfig:
         choices=("colocated", "split"),
     )
     strategy: str = setting("PACK", "Ray placement strategy", choices=("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
+    cpus_per_bundle: float | None = setting(None, "CPUs of a bundle; null: an equal share, at most 8", above=0)
     threads_per_rank: int | None = setting(None, "torch threads of a rank; null: the CPUs of its bundle", at_least=1)
 
 

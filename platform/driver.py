@@ -7,9 +7,10 @@ Read `Driver.step` first; every line of it is a phase.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.platform import metrics as measure
@@ -34,10 +35,14 @@ class StepResult:
     rollouts: Sequence[Rollout]
     scores: Sequence[Score]
     batch: TrainBatch
+    finished_at: float  # seconds since the epoch, before any evaluation
 
 
 class Driver:
-    """Trains for `steps` steps; `on_step` is called with (step, result) after each, `on_eval` with (step, metrics)."""
+    """Trains for `steps` steps.
+
+    `on_step(step, result)` is called after each, evaluation included; step 0, if evaluated, comes as `on_eval(metrics)`.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,7 @@ class Driver:
         evaluation: Evaluation | None = None,
         spans: Spans | None = None,
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
-        on_eval: Callable[[int, Metrics], None] = lambda step, metrics: None,
+        on_eval: Callable[[Metrics], None] = lambda metrics: None,
     ) -> None:
         assert algorithm.needs_critic == (roles.critic is not None), "the critic follows from the algorithm alone"
         self.config, self.algorithm, self.roles, self.source, self.steps = config, algorithm, roles, source, steps
@@ -64,13 +69,13 @@ class Driver:
         """The whole training, with the evaluations around and inside it."""
         self._publish()
         if self.config.eval.before_training:
-            self._evaluate()
+            self.on_eval(self._evaluate())
         while self.number < self.steps:
             result = self.step()
-            self.on_step(self.number, result)
             every = self.config.eval.every
             if self.number == self.steps or (every and self.number % every == 0):
-                self._evaluate()
+                result = replace(result, metrics={**result.metrics, **self._evaluate()})
+            self.on_step(self.number, result)
 
     def step(self) -> StepResult:
         """One training step."""
@@ -90,9 +95,8 @@ class Driver:
             with self.spans.span("publish"):
                 lag = measure.policy_lag_metrics(train_batch, self.version)
                 self._advance()
-        return StepResult(
-            {**self._describe(rollouts, scores, train_batch), **updated, **lag}, rollouts, scores, train_batch
-        )
+        metrics = {**self._describe(rollouts, scores, train_batch), **updated, **lag}
+        return StepResult(metrics, rollouts, scores, train_batch, time.time())
 
     def _generate(self) -> list[Rollout]:
         """Collects this step's samples, with up to `max_staleness` later steps submitted behind them."""
@@ -154,12 +158,12 @@ class Driver:
             self.roles.rollouts.load_weights(bucket)
         self.roles.rollouts.finish_weights(self.version, self.roles.actor.weight_checksums())
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> Metrics:
         if self.evaluation is None:
-            return
+            return {}
         with self.spans.span("evaluate"):
             metrics = self.evaluation.run(self.roles, self._seed(self.config.rollout.seed), self.number)
-        self.on_eval(self.number, {**metrics, **self.spans.take()})
+        return {**metrics, **self.spans.take()}
 
     def _describe(self, rollouts: Sequence[Rollout], scores: Sequence[Score], batch: TrainBatch) -> Metrics:
         times = self.spans.take()

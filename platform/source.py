@@ -12,7 +12,7 @@ from tandem.platform.prompts import EncodedRow
 
 def as_prompt(row: EncodedRow, group_id: int) -> Prompt:
     """A row as the prompt of the group `group_id`."""
-    return Prompt(ids=row.ids, group_id=group_id, text=row.text, answer=row.answer, metadata=row.metadata)
+    return Prompt(ids=row.ids, group_id=group_id, text=row.text, answer=row.row.answer, metadata=row.row.metadata)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,15 @@ class ActorWorker(TrainedWorker):
             self._checksums |= {name: checksum(tensor) for name, tensor in bucket.items()}
             yield bucket
 
+    def begin_export(self) -> int:
+        """Starts `next_bucket` at the first bucket; returns how many there are."""
+        self._export = self.weight_buckets()
+        return self.backend.bucket_count(self.spec.trainer.bucket_mb << 20)
+
+    def next_bucket(self) -> dict[str, Tensor]:
+        """The next bucket; collective, and empty on all ranks but the first."""
+        return next(self._export)
+
     def weight_checksums(self) -> dict[str, int]:
         """Checksum of every tensor that `weight_buckets` gave last."""
         return self._checksums

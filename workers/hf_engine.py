@@ -146,11 +146,9 @@ def sample(logits: Tensor, temperature: float, uniforms: Tensor) -> tuple[Tensor
 
 def stop_token_ids(model: Any, tokenizer: Any) -> set[int]:
     """The ids that end a response by the model's generation config and its tokenizer."""
-    ids: set[int] = set()
-    for source in (getattr(model, "generation_config", None), tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        ids |= set(found) if isinstance(found, list) else {found}
-    return {int(token) for token in ids if token is not None}
+    found = [getattr(source, "eos_token_id", None) for source in (getattr(model, "generation_config", None), tokenizer)]
+    flat = [token for one in found for token in (one if isinstance(one, list) else [one])]
+    return {int(token) for token in flat if token is not None}
 
 
 def _uniforms(wanted: list[tuple[Prompt, int]], sampling: Sampling) -> Tensor:

@@ -53,16 +53,15 @@ def _prepare(model: Any, config: ModelConfig) -> Any:
 
 def disable_dropout(model: nn.Module) -> None:
     """Turns every dropout off: with it, scoring the same tokens twice would give two answers, and ratios other than 1."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     config = getattr(model, "config", None)
     for name in ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"):
         if getattr(config, name, None):
             setattr(config, name, 0.0)
     for module in model.modules():
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        # Attention keeps its probability as a plain number of its own.
+        for name in ("p", "attention_dropout") if isinstance(module, nn.Dropout) else ("attention_dropout",):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 class ValueModel(nn.Module):

@@ -49,6 +49,10 @@ class TrainerBackend(Protocol):
         """Whole weights on rank 0, in parts of about `bucket_bytes`; empty on the others. All ranks iterate."""
         ...
 
+    def bucket_count(self, bucket_bytes: int) -> int:
+        """How many parts `named_weights` gives."""
+        ...
+
     def memory(self) -> dict[str, int]:
         """Bytes of weights, gradients and optimizer on this rank, from the tensors themselves."""
         ...
@@ -140,10 +144,16 @@ class DeepSpeedBackend:
 
     def named_weights(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
         """See `TrainerBackend.named_weights`; each bucket is gathered from its ZeRO shards once."""
-        named = list(self.engine.module.named_parameters())
-        for bucket in _buckets(named, bucket_bytes):
+        for bucket in self._buckets(bucket_bytes):
             with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
                 yield {name: p.detach().cpu().clone() for name, p in bucket} if self.is_first else {}
+
+    def bucket_count(self, bucket_bytes: int) -> int:
+        """See `TrainerBackend.bucket_count`."""
+        return len(list(self._buckets(bucket_bytes)))
+
+    def _buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, Any]]]:
+        return _buckets(list(self.engine.module.named_parameters()), bucket_bytes)
 
     def memory(self) -> dict[str, int]:
         """See `TrainerBackend.memory`."""

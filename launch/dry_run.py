@@ -1,0 +1,54 @@
+"""`dry_run=true`: the plan of a run, without starting anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.launch import prepare
+from tandem.launch.build import placement_of
+from tandem.launch.run import redacted
+from tandem.launch.versions import versions
+from tandem.platform.algorithms import resolve
+from tandem.platform.config import Config
+from tandem.platform.plan import render
+from tandem.workers.cluster import usable_cpus
+
+
+def dry_run(config: Config) -> str:
+    """The plan as text: batch table, roles, bundles, estimated memory, versions."""
+    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    bundles: list[Any] = []
+    if config.cluster.name != "inline":
+        cpus = float(config.cluster.num_cpus or usable_cpus())
+        bundles = list(placement_of(config, algorithm, cpus, gpu=_sees_gpu(config)).bundles)
+    steps = config.run.steps  # run.epochs needs the data, which a plan does not read
+    return redacted(render(config, algorithm, steps, count_parameters(config), bundles, versions()))
+
+
+def count_parameters(config: Config) -> int:
+    """Parameters of the model, from its config alone: no weight is loaded."""
+    import torch
+
+    with torch.device("meta"):
+        model = _skeleton(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _skeleton(config: Config) -> Any:
+    if config.model.path is None:
+        from tandem.platform.tasks import load_task
+        from tandem.workers.tiny import character_tokenizer, tiny_model
+
+        return tiny_model(config.model.tiny, character_tokenizer(load_task(config.task).characters))
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    prepare.check_context(config, config.model.path)
+    trust = config.model.trust_remote_code
+    model_config = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trust)
+    return AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust)
+
+
+def _sees_gpu(config: Config) -> bool:
+    import torch
+
+    return config.trainer.device == "cuda" or (config.trainer.device == "auto" and torch.cuda.is_available())

@@ -1,0 +1,170 @@
+"""One run, from a checked configuration to its records."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tandem.launch import prepare
+from tandem.launch.build import RayRoles, inline_roles
+from tandem.launch.display import Display, make_display
+from tandem.launch.versions import versions
+from tandem.platform.algorithms import resolve
+from tandem.platform.config import Config, ConfigError
+from tandem.platform.driver import Driver, StepResult
+from tandem.platform.masked import masked_mean
+from tandem.platform.protocols import Roles
+from tandem.platform.records import Recorder, sample_rows, write_json
+from tandem.platform.spans import Spans
+from tandem.workers.cluster import connected
+from tandem.workers.models import load_tokenizer
+
+INTERRUPTED, TERMINATED = 130, 143  # exit codes, as a shell counts them
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def run(config: Config, started_at: float) -> int:
+    """Trains, and leaves the run's folder complete however it ends; returns the exit code.
+
+    Args:
+        started_at: seconds since the epoch at which the command began.
+    """
+    folder = make_folder(config, started_at)
+    recorder, display = Recorder(folder, started_at), make_display(config.tracking)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        train(config, recorder, display)
+    except KeyboardInterrupt:
+        return _end(recorder, display, "interrupted", "interrupted (Ctrl-C)", INTERRUPTED)
+    except Terminated:
+        return _end(recorder, display, "interrupted", "terminated (SIGTERM)", TERMINATED)
+    except Exception as error:
+        # A ValueError is for the user to mend: the message says it all. Anything else wants its traceback.
+        if not isinstance(error, ValueError):
+            traceback.print_exc()
+        return _end(recorder, display, "failed", f"{type(error).__name__}: {error}", 1)
+    return _end(recorder, display, "finished", None, 0)
+
+
+def train(config: Config, recorder: Recorder, display: Display) -> None:
+    """The whole training: roles up, loop, roles down."""
+    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    display.phase("model")
+    path = prepare.model_path(config, lambda step, total: display.phase(f"warm start {step}/{total}"))
+    with roles_of(config, path) as wait:
+        display.phase("data")
+        prepare.check_context(config, path)
+        tokenizer = load_tokenizer(path, config.model)
+        source = prepare.training_prompts(config, tokenizer, display.note)
+        evaluation = prepare.evaluation(config, tokenizer, display.note)
+        steps = prepare.training_steps(config, len(source.rows))
+        display.phase("roles")
+        roles = wait()
+        display.begin(steps)
+        driver = Driver(
+            config,
+            algorithm,
+            roles,
+            source,
+            steps,
+            evaluation,
+            Spans(display.phase),
+            on_step=lambda step, result: _keep(config, recorder, display, step, result),
+            on_eval=lambda metrics: _keep_first(recorder, display, metrics),
+        )
+        driver.run()
+        display.phase("closing")
+
+
+@contextmanager
+def roles_of(config: Config, path: str) -> Iterator[Any]:
+    """Starts the roles; yields a function that waits until they are ready and returns them; ends them afterwards."""
+    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    with ExitStack() as stack:
+        if config.cluster.name == "inline":
+            roles: list[Roles] = []
+            stack.callback(lambda: [one.rewards.close() for one in roles])  # type: ignore[attr-defined]
+
+            def build() -> Roles:
+                roles.append(inline_roles(config, algorithm, path))
+                return roles[0]
+
+            yield build
+            return
+        cpus = stack.enter_context(connected(config.cluster))
+        ray_roles = RayRoles(config, algorithm, path, cpus)
+        stack.callback(ray_roles.close)
+        yield ray_roles.wait
+
+
+def make_folder(config: Config, started_at: float) -> Path:
+    """The run's folder with `config.yaml` and `versions.json`; fills in run.name.
+
+    Raises:
+        ConfigError: it holds a run already.
+    """
+    if config.run.name is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started_at))
+        config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
+    folder = Path(config.run.dir) / config.run.name
+    if (folder / "metrics.jsonl").exists():
+        raise ConfigError(f"{folder} holds a run already. Set another run.name, or move the folder away")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(redacted(_as_yaml(config)))
+        write_json(folder / "versions.json", versions())
+    except OSError as error:
+        raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
+    return folder
+
+
+def redacted(text: str) -> str:
+    """Text without the credentials that addresses may carry: scheme://user:password@host."""
+    return re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
+
+
+def _as_yaml(config: Config) -> str:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def _keep(config: Config, recorder: Recorder, display: Display, step: int, result: StepResult) -> None:
+    recorder.step(step, result.metrics, result.finished_at)
+    every = config.tracking.samples_every
+    if every and (step == 1 or step % every == 0):
+        kept = config.tracking.samples_kept
+        rows = zip(result.batch.advantages[:kept], result.batch.mask[:kept], strict=True)
+        advantages = [float(masked_mean(values, mask)) for values, mask in rows]
+        recorder.samples(step, sample_rows(result.rollouts[:kept], result.scores[:kept], advantages))
+    display.step(step, result.metrics)
+
+
+def _keep_first(recorder: Recorder, display: Display, metrics: dict[str, float]) -> None:
+    recorder.first_evaluation(metrics)
+    display.step(0, metrics)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+def _end(recorder: Recorder, display: Display, status: str, error: str | None, code: int) -> int:
+    recorder.close(status, error)
+    display.phase(status)
+    display.close()
+    if error:
+        print(f"\n{status}: {error}", file=sys.stderr)
+    print(f"{status}; records in {recorder.folder}", flush=True)
+    return code

@@ -1,0 +1,133 @@
+"""The plan of a run: what `dry_run=true` prints. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.platform.algorithms import Algorithm
+from tandem.platform.config import Config
+
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One role: its ranks, and an estimate of the bytes each rank holds besides activations."""
+
+    name: str
+    ranks: int
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def bytes_per_rank(self) -> int:
+        """Weights, gradients and optimizer state together."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def role_ranks(config: Config, algorithm: Algorithm) -> dict[str, int]:
+    """Ranks by role, in the order of the loop; a role that the run does not need is absent."""
+    ranks = {"rollout": config.rollout.replicas, "reward": 1, "actor": config.actor.ranks}
+    if config.needs_reference:
+        ranks["reference"] = config.actor.ranks
+    if algorithm.needs_critic:
+        ranks["critic"] = config.critic.ranks
+    return ranks
+
+
+def role_plans(config: Config, algorithm: Algorithm, parameters: int) -> list[RolePlan]:
+    """The roles with their memory, for a model of so many parameters (the critic is taken to be as large)."""
+    size = BYTES[config.model.dtype]
+    plans = []
+    for name, ranks in role_ranks(config, algorithm).items():
+        if name in ("actor", "critic"):
+            plans.append(_trained(name, ranks, parameters, size, config.trainer.zero_stage))
+        else:
+            plans.append(RolePlan(name, ranks, 0 if name == "reward" else parameters * size))
+    return plans
+
+
+def _trained(name: str, ranks: int, parameters: int, size: int, stage: int) -> RolePlan:
+    """AdamW: two float32 moments, and a float32 copy of the weights where they are kept in 16 bits or sharded."""
+    shard = math.ceil(parameters / ranks)
+    states = 8 + (4 if size < 4 or stage > 0 else 0)
+    return RolePlan(
+        name,
+        ranks,
+        weights=(shard if stage >= 3 else parameters) * size,
+        gradients=(shard if stage >= 2 else parameters) * size,
+        optimizer=(shard if stage >= 1 else parameters) * states,
+    )
+
+
+def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]:
+    """(what, number, unit) of every size in a training step."""
+    train, minibatch = config.train, config.samples_per_minibatch
+    updates = train.epochs_per_batch * train.minibatches
+    longest = config.max_sequence_tokens
+    per_rank = math.ceil(minibatch / config.actor.ranks)
+    microbatches = math.ceil(per_rank / max(1, train.max_tokens_per_microbatch // longest))
+    rows = [
+        ("prompts per step", config.data.prompts_per_step, "prompts"),
+        ("samples per prompt (G)", config.rollout.samples_per_prompt, "samples"),
+        ("samples per step", config.samples_per_step, "samples"),
+        ("samples per mini-batch", minibatch, "samples"),
+        ("optimizer steps per step", updates, f"= {train.epochs_per_batch} epochs x {train.minibatches} mini-batches"),
+        ("longest sequence", longest, "tokens, prompt and response"),
+        ("micro-batches per mini-batch", microbatches, "at most, per actor rank"),
+    ]
+    if steps is not None:
+        rows.append(("training steps", steps, "steps"))
+        rows.append(("optimizer steps in all", steps * updates, "per trained role"))
+    return [(what, f"{number:,}", unit) for what, number, unit in rows]
+
+
+def human_bytes(count: float) -> str:
+    """12345678 as '11.8 MiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
+    """Rows as text in aligned columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def render(
+    config: Config,
+    algorithm: Algorithm,
+    steps: int | None,
+    parameters: int,
+    bundles: Sequence[Mapping[str, float]],
+    versions: Mapping[str, str],
+) -> str:
+    """The plan as text."""
+    head = ["role", "ranks", "weights", "gradients", "optimizer", "per rank"]
+    roles = [head] + [
+        [
+            plan.name,
+            str(plan.ranks),
+            *(human_bytes(n) for n in (plan.weights, plan.gradients, plan.optimizer, plan.bytes_per_rank)),
+        ]
+        for plan in role_plans(config, algorithm, parameters)
+    ]
+    critic = "with a critic" if algorithm.needs_critic else "no critic"
+    where = [["bundle", *bundles[0]]] if bundles else [["none: all roles share this process"]]
+    where += [[str(number), *(f"{n:g}" for n in bundle.values())] for number, bundle in enumerate(bundles)]
+    sections = [
+        f"algorithm {algorithm.name}, adv_estimator {config.adv_estimator} ({critic}), {parameters:,} parameters",
+        "batch\n" + table(batch_table(config, steps)),
+        "roles (estimated, without activations)\n" + table(roles),
+        f"placement {config.placement.name}, {config.placement.strategy}\n" + table(where),
+        "versions\n" + table([[name, version] for name, version in versions.items()]),
+    ]
+    return "\n\n".join(sections)

@@ -1,0 +1,117 @@
+"""What a run leaves behind: `metrics.jsonl`, `summary.json` and `samples/`, written so that nothing done is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tandem.platform.batch import Rollout, Score
+from tandem.platform.metrics import Metrics
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON whole or not at all."""
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    os.replace(draft, path)
+
+
+def plain(metrics: Mapping[str, float]) -> dict[str, float | int | None]:
+    """Metrics as JSON can hold them: whole numbers as integers, what is not finite as null."""
+    result: dict[str, float | int | None] = {}
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            result[name] = None
+        else:
+            result[name] = int(value) if float(value).is_integer() else value
+    return result
+
+
+class Recorder:
+    """Writes the records of one run into its folder.
+
+    Args:
+        started_at: seconds since the epoch at which the command began.
+    """
+
+    def __init__(self, folder: Path, started_at: float) -> None:
+        self.folder, self._started_at = folder, started_at
+        self._metrics = (folder / "metrics.jsonl").open("a", buffering=1)
+        self._steps = 0
+        self._last: Metrics = {}
+        self._evals: list[Metrics] = []
+        self._startup_s: float | None = None
+        self._peak: dict[str, int] = {}
+
+    def step(self, step: int, metrics: Metrics, finished_at: float) -> None:
+        """One training step, written at once; `finished_at` in seconds since the epoch, before any evaluation."""
+        if self._startup_s is None:
+            self._startup_s = finished_at - self._started_at
+        self._steps, self._last = step, metrics
+        for name, value in metrics.items():
+            if name.startswith("memory/") and name.endswith("/peak_bytes"):
+                role = name.split("/")[1]
+                self._peak[role] = max(self._peak.get(role, 0), int(value))
+        self._keep_evaluation(metrics)
+        self._write(metrics)
+
+    def first_evaluation(self, metrics: Metrics) -> None:
+        """The evaluation before training, as step 0."""
+        if metrics:
+            self._keep_evaluation({"step": 0.0, **metrics})
+            self._write({"step": 0.0, **metrics})
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A few rollouts of a step, as `samples/step-<step>.jsonl`."""
+        (self.folder / "samples").mkdir(exist_ok=True)
+        text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+        (self.folder / "samples" / f"step-{step:06d}.jsonl").write_text(text)
+
+    def close(self, status: str, error: str | None = None) -> None:
+        """Writes `summary.json`; `status` is finished, interrupted or failed."""
+        self._metrics.close()
+        summary = {
+            "status": status,
+            "error": error,
+            "steps": self._steps,
+            "time/startup_s": self._startup_s,
+            "time/total_s": time.time() - self._started_at,
+            "eval_first": plain(self._evals[0]) if self._evals else None,
+            "eval_last": plain(self._evals[-1]) if self._evals else None,
+            "peak_memory_bytes": self._peak,
+            "metrics": plain(self._last),
+        }
+        write_json(self.folder / "summary.json", summary)
+
+    def _keep_evaluation(self, metrics: Metrics) -> None:
+        measured = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+        if measured:
+            self._evals.append({"step": metrics["step"], **measured})
+
+    def _write(self, metrics: Metrics) -> None:
+        self._metrics.write(json.dumps(plain(metrics)) + "\n")
+
+
+def sample_rows(rollouts: Sequence[Rollout], scores: Sequence[Score], advantages: Sequence[float]) -> list[dict[str, Any]]:
+    """Rollouts as a person reads them: prompt, response, reward with its parts, mean advantage over the response."""
+    return [
+        {
+            "group_id": rollout.prompt.group_id,
+            "prompt": rollout.prompt.text,
+            "response": rollout.response_text,
+            "answer": rollout.prompt.answer,
+            "reward": score.reward,
+            "parts": dict(score.parts),
+            "problem": score.problem,
+            "advantage": advantage,
+            "stop": str(rollout.stop),
+            "response_tokens": len(rollout.response_ids),
+            "policy_version": rollout.policy_version,
+        }
+        for rollout, score, advantage in zip(rollouts, scores, advantages, strict=True)
+    ]

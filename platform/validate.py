@@ -1,0 +1,168 @@
+"""Cross-checks of the configuration, before anything is allocated.
+
+Every message says what is wrong, both values with their units, and what to set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from difflib import get_close_matches
+
+from tandem.platform.algorithms import Algorithm, resolve
+from tandem.platform.config import Config, ConfigError, settings
+from tandem.platform.rewards import REWARDS
+
+CRITIC_ONLY = ("algo.gamma", "algo.lam", "algo.bootstrap_truncated")
+GROUP_ONLY = ("algo.group_std",)
+
+
+def validate(config: Config, given: Collection[str] = ()) -> list[str]:
+    """Refuses what cannot work; returns warnings about what works but is likely not meant.
+
+    Args:
+        given: the dotted keys that were set by hand.
+
+    Raises:
+        ConfigError: with every problem found, one per line.
+    """
+    if problems := list(_values(config)):
+        raise ConfigError("\n".join(problems))
+    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    if problems := [problem for check in _RELATIONS for problem in check(config, algorithm, given)]:
+        raise ConfigError("\n".join(problems))
+    return list(_warnings(config, given))
+
+
+def _values(config: Config) -> Iterator[str]:
+    for key, value, meta in settings(config):
+        if value is None:
+            continue
+        choices = meta.get("choices")
+        if choices and value not in choices:
+            yield f"{key}={value}: not one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        bounds: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+            ("at_least", lambda bound, v=value: v >= bound, "at least"),  # type: ignore[misc]
+            ("above", lambda bound, v=value: v > bound, "above"),  # type: ignore[misc]
+            ("at_most", lambda bound, v=value: v <= bound, "at most"),  # type: ignore[misc]
+        )
+        for name, holds, words in bounds:
+            if meta.get(name) is not None and not holds(meta[name]):
+                yield f"{key}={value:g}: must be {words} {meta[name]:g}"
+
+
+def _estimator(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    group = config.rollout.samples_per_prompt
+    if group < algorithm.min_group:
+        yield (
+            f"adv_estimator={config.adv_estimator} compares the samples of a prompt and needs at least "
+            f"{algorithm.min_group} of them, but rollout.samples_per_prompt={group}. "
+            f"Set rollout.samples_per_prompt={algorithm.min_group} or more, or adv_estimator=gae"
+        )
+    unread = GROUP_ONLY if algorithm.needs_critic else (*CRITIC_ONLY, "critic")
+    for key in sorted(given):
+        if any(key == name or key.startswith(name + ".") for name in unread):
+            yield f"{key} is set, but adv_estimator={config.adv_estimator} does not read it. Remove it, or change adv_estimator"
+
+
+def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    samples, parts = config.samples_per_step, config.train.minibatches
+    sizes = (
+        f"data.prompts_per_step={config.data.prompts_per_step} prompts x "
+        f"rollout.samples_per_prompt={config.rollout.samples_per_prompt} = {samples} samples"
+    )
+    if samples % parts:
+        valid = [n for n in range(1, samples + 1) if samples % n == 0]
+        below, above = max(n for n in valid if n < parts), min((n for n in valid if n > parts), default=samples)
+        yield (
+            f"{sizes} cannot be cut into train.minibatches={parts} equal mini-batches. "
+            f"Nearest valid train.minibatches: {below} or {above}"
+        )
+        return
+    ranks = {"actor": config.actor.ranks} | ({"critic": config.critic.ranks} if algorithm.needs_critic else {})
+    for role, count in ranks.items():
+        if config.samples_per_minibatch < count:
+            yield (
+                f"a mini-batch has {config.samples_per_minibatch} samples ({sizes}, in train.minibatches={parts}), fewer "
+                f"than {role}.ranks={count}. Set {role}.ranks={config.samples_per_minibatch} or fewer, or larger batches"
+            )
+    if config.data.prompts_per_step < config.rollout.replicas:
+        yield (
+            f"rollout.replicas={config.rollout.replicas} engines share data.prompts_per_step="
+            f"{config.data.prompts_per_step} prompts; set rollout.replicas={config.data.prompts_per_step} or fewer"
+        )
+    if config.train.max_tokens_per_microbatch < config.max_sequence_tokens:
+        yield (
+            f"train.max_tokens_per_microbatch={config.train.max_tokens_per_microbatch} tokens is less than one sequence: "
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} + rollout.max_response_tokens="
+            f"{config.rollout.max_response_tokens} = {config.max_sequence_tokens} tokens. "
+            f"Set train.max_tokens_per_microbatch={config.max_sequence_tokens} or more"
+        )
+
+
+def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    if (config.run.steps is None) == (config.run.epochs is None):
+        both = f"run.steps={config.run.steps} steps and run.epochs={config.run.epochs} epochs"
+        yield f"{both}: set exactly one of them (run.steps=null takes the default away)"
+
+
+def _losses(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    algo = config.algo
+    if algo.kl_loss_coef > 0 and algo.kl_loss_estimator == "k1":
+        yield (
+            "algo.kl_loss_estimator=k1: as a loss its expected gradient is zero, so it would pull nowhere. "
+            "Set k2 (gradient of KL(policy || reference)) or k3"
+        )
+
+
+def _model(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    if config.model.name == "tiny" and config.model.path is not None:
+        yield f"model=tiny is the embedded model, but model.path={config.model.path} is set. Remove one of them"
+    if config.model.name == "pretrained" and config.model.path is None:
+        yield "model=pretrained needs model.path=<folder or hub name>"
+
+
+def _rewards(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    reward = config.reward
+    for name in reward.functions:
+        if name not in REWARDS:
+            yield f"reward.functions.{name}: no such reward function; there are {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}"
+    if not any(reward.functions.values()) and reward.function is None and reward.model is None:
+        yield "no reward: set reward.functions.<name>=<weight>, reward.function=path.py:name or reward.model=<folder>"
+
+
+def _cluster(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    if config.cluster.name != "inline":
+        return
+    if config.cluster.address is not None:
+        yield f"cluster=inline runs in this process; it cannot join cluster.address={config.cluster.address}. Set one of them"
+    counts = {"actor.ranks": config.actor.ranks, "rollout.replicas": config.rollout.replicas}
+    if algorithm.needs_critic:
+        counts["critic.ranks"] = config.critic.ranks
+    for key, count in counts.items():
+        if count > 1:
+            yield f"cluster=inline has one rank per role, but {key}={count}. Set {key}=1 or cluster=local"
+
+
+def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
+    if config.algo.kl_reward_coef > 0 and config.algo.kl_loss_coef > 0:
+        yield "algo.kl_reward_coef and algo.kl_loss_coef are both on: the KL to the reference counts twice"
+    if not config.needs_reference:
+        for key in sorted(set(given) & {"algo.kl_reward_estimator", "algo.kl_loss_estimator"}):
+            yield f"{key} is set, but no KL term is on (algo.kl_reward_coef and algo.kl_loss_coef are 0)"
+    owned = [key for key in given if key.startswith(("model.tiny.", "model.warmstart."))]
+    if config.model.name != "tiny" and owned:
+        yield f"{', '.join(sorted(owned))}: not read, since model.path={config.model.path} is set"
+    tasks = [key for key in given if key.startswith("task.")]
+    if config.data.train is not None and tasks:
+        yield f"{', '.join(sorted(tasks))}: not read, since data.train={config.data.train} is set"
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """'. Did you mean x?' for the nearest known word, or nothing."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f". Did you mean {close[0]}?" if close else ""
+
+
+_RELATIONS = (_estimator, _batch_sizes, _length, _losses, _model, _rewards, _cluster)

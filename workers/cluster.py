@@ -1,0 +1,70 @@
+"""The Ray cluster of a run: a private one that it starts and ends, or one that it joins and leaves as it was."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tandem.platform.config import ClusterConfig, ConfigError
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def connected(config: ClusterConfig, dashboard: bool = False) -> Iterator[float]:
+    """Connects to Ray for the body; yields the CPUs of the cluster.
+
+    A joined cluster is never stopped. Names of actors live in a namespace of this run, so runs can share a cluster.
+
+    Raises:
+        ConfigError: no Ray answers at cluster.address.
+    """
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    namespace = f"tandem-{uuid.uuid4().hex[:12]}"
+    common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": "ERROR"}
+    if config.address is None:
+        cpus = config.num_cpus or usable_cpus()
+        # Without "local" Ray would join whatever cluster an address file or RAY_ADDRESS names.
+        ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, **common)
+    else:
+        _check_answers(config.address)
+        ray.init(address=config.address, **common)
+    try:
+        yield float(ray.cluster_resources().get("CPU", 0.0))
+    finally:
+        ray.shutdown()
+
+
+def usable_cpus() -> int:
+    """CPUs this process may use: its affinity, within its cgroup's quota."""
+    count = len(os.sched_getaffinity(0))
+    quota = _cgroup_cpus()
+    return count if quota is None else max(1, min(count, int(quota)))
+
+
+def _cgroup_cpus(path: str = "/sys/fs/cgroup/cpu.max") -> float | None:
+    try:
+        with open(path) as file:
+            quota, period = file.read().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"cluster.address={address}: expected host:port, for example 10.0.0.1:6379")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.address={address}: nothing answers there ({error}). Start Ray on that host with "
+            f"`ray start --head --port={port}`, correct the address, or leave it out for a private cluster"
+        ) from error
