@@ -1,0 +1,185 @@
+"""Reward functions: what a response is worth, one sample at a time.
+
+A reward function takes a `Sample` and returns one number, or None for a sample that cannot be scored. Yours is named by
+`reward.function=path.py:name`; the ones that come with tandem are in `REWARDS`. This file imports no torch, so that the
+processes that run the functions start in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tandem.platform import grading
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a reward function sees of one response.
+
+    Example: `Sample(prompt="3+4=", response="7", answer="7", response_tokens=2, truncated=False)`.
+    """
+
+    prompt: str
+    response: str  # without padding; special tokens only with rollout.keep_special_tokens
+    answer: Any  # of the data row
+    response_tokens: int  # end token included
+    truncated: bool  # cut off at the token limit
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # the data row's other fields
+
+
+RewardFunction = Callable[[Sample], Any]
+
+
+class RewardError(ValueError):
+    """A reward function that cannot be loaded, raised, or returned something that is no reward."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one function said of one sample. `problem` is set where `value` is None.
+
+    Problems that leave the sample unscored: none, nan, timeout, crash, error. `invalid` (wrong type, infinite) is a
+    mistake in the function and always stops the run.
+    """
+
+    value: float | None
+    problem: str | None = None
+    detail: str = ""
+
+
+def exact_match(sample: Sample) -> float:
+    """1 if the response, without surrounding white space, is the answer as text; else 0."""
+    return float(sample.response.strip() == _answer(sample))
+
+
+def last_number(sample: Sample) -> float:
+    """1 if the last number in the response equals the answer exactly; else 0. ValueError if the answer is no number.
+
+    `1,234.50` is 1234.5, `3/4` is one number, a minus may be unicode; `grading` says what equal means.
+    """
+    gold = grading.quantity(_answer(sample))
+    if gold is None:
+        raise ValueError(f"last_number needs a number as the answer, not {shorten(_answer(sample))!r}")
+    given = grading.last_quantity(sample.response)
+    return float(given is not None and grading.equal_quantities(gold, given))
+
+
+def boxed(sample: Sample) -> float:
+    r"""1 if the last `\boxed{}` of the response equals the answer as text or exact number; else 0.
+
+    The last box decides, even if it is cut off. Only the response is read. Symbolic equivalence (`x/7+2/7` for
+    `(x+2)/7`) is out of scope: use a function of your own for that. `grading` says what equal means.
+    """
+    box = grading.last_box(sample.response)
+    gold = _answer(sample)
+    return float(box is not None and grading.equal(gold, box))
+
+
+REWARDS: dict[str, RewardFunction] = {
+    "boxed": boxed,
+    "exact_match": exact_match,
+    "last_number": last_number,
+}
+"""The built-in functions, by the name used in `reward.functions`. To add one, write it above and list it here."""
+
+
+def resolve(spec: str) -> tuple[str, RewardFunction]:
+    """Name and function of a built-in (`exact_match`) or of a user's file (`path.py:name`); RewardError if neither."""
+    if spec in REWARDS:
+        return spec, REWARDS[spec]
+    if ":" in spec:
+        return spec.rpartition(":")[2], load_function(spec)
+    near = difflib.get_close_matches(spec, REWARDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"built in: {', '.join(REWARDS)}; your own: path.py:name"
+    raise RewardError(f"no reward function is called {spec!r}; {hint}")
+
+
+def load_function(spec: str) -> RewardFunction:
+    """The function that `path.py:name` names; RewardError if there is none.
+
+    The file is run once, as a module, and may import files that lie beside it.
+    """
+    location, _, name = spec.rpartition(":")
+    if not location or not name:
+        raise RewardError(f"a reward function is named as path.py:name, not {spec!r}")
+    path = Path(location).expanduser().resolve()
+    if not path.is_file():
+        raise RewardError(f"the file of reward function {spec!r} does not exist: {path}")
+    function = getattr(_load_module(path), name, None)
+    if function is None:
+        raise RewardError(f"{path} defines no {name!r}, which reward function {spec!r} names")
+    if not callable(function):
+        raise RewardError(f"{name!r} in {path} is of type {type(function).__name__}, not a function")
+    if inspect.iscoroutinefunction(function):
+        raise RewardError(f"{name!r} in {path} is async; a reward function is a plain function")
+    return function  # type: ignore[no-any-return]
+
+
+def check_value(name: str, sample: Sample, value: Any) -> Outcome:
+    """The outcome that a returned value stands for: True is 1, None and NaN are unscorable.
+
+    RewardError if it is infinite or not a single number.
+    """
+    if value is None:
+        return Outcome(None, "none")
+    where = f"reward function {name!r} returned"
+    about = f"for the prompt {shorten(sample.prompt)!r}"
+    if not hasattr(value, "__float__") or tuple(getattr(value, "shape", ())) != ():
+        text = f"{where} {type(value).__name__} {shorten(repr(value))} {about}; it must return one number or None"
+        raise RewardError(text)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise RewardError(f"{where} an infinite number {about}; return None if the sample cannot be scored")
+    return Outcome(None, "nan") if math.isnan(number) else Outcome(number)
+
+
+def describe_exception(error: BaseException, file: str | None = None) -> str:
+    """`file:line: Type: message`, at the innermost line in `file` if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file] or frames
+    place = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}: "  # the traceback ends where the file was imported
+    return place + shorten(traceback.format_exception_only(error)[-1].strip(), 500)
+
+
+def shorten(text: str, limit: int = 80) -> str:
+    """The text, cut in the middle to at most `limit` characters."""
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
+def _answer(sample: Sample) -> str:
+    if sample.answer is None:
+        raise ValueError("the data row has no answer (data.answer_key names its field)")
+    return str(sample.answer).strip()
+
+
+def _load_module(path: Path) -> ModuleType:
+    name = f"tandem_reward_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise RewardError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise RewardError(f"could not import {path}: {describe_exception(error, str(path))}") from error
+    return module

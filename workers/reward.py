@@ -1,0 +1,153 @@
+"""The reward role: the weighted sum of reward functions and a reward model."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tandem.platform.batch import Rollout, Score
+from tandem.platform.config import RewardConfig
+from tandem.platform.rewards import Outcome, RewardError, Sample, shorten
+from tandem.workers.sandbox import RewardPool
+
+if TYPE_CHECKING:
+    from tandem.workers.reward_model import RewardModel
+
+MODEL = "model"  # the reward model's part of a score
+
+
+class RewardWorker:
+    """Scores rollouts; safe to call from several threads at once."""
+
+    def __init__(self, config: RewardConfig, *, device: str = "cpu", threads: int | None = None) -> None:
+        """Starts the functions' processes and loads the model; ValueError if any of it cannot work.
+
+        `device` and `threads` (of torch) are the reward model's; without one, torch is not touched.
+        """
+        self._config = config
+        self._weights = _weights(config)
+        specs = [*config.functions, *([_absolute(config.function)] if config.function else [])]
+        self._model: RewardModel | None = None
+        self._pool: RewardPool | None = None
+        if specs:
+            self._pool = RewardPool(
+                specs,
+                processes=config.processes,
+                timeout_s=config.timeout_s,
+                memory_limit_mb=config.memory_limit_mb,
+            )
+        if config.model is None:
+            return
+        try:
+            self._model = _load_model(config.model, device, threads)
+        except BaseException:
+            self.close()
+            raise
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score per rollout, in order.
+
+        A sample with a part that cannot be scored has reward None. RewardError if a function returned something that is
+        no reward, or raised (unless `reward.allow_errors`).
+        """
+        call = self._pool.submit([_sample(rollout) for rollout in rollouts]) if self._pool else None
+        by_model = self._model_outcomes(rollouts)  # while the processes work
+        by_functions = call.wait() if call else [[] for _ in rollouts]
+        scores, seen = [], Counter[int]()
+        for rollout, functions, model in zip(rollouts, by_functions, by_model, strict=True):
+            outcomes = dict(zip(self._weights, [*functions, *model], strict=True))
+            group = rollout.prompt.group_id
+            where = f"sample {seen[group]} of group {group} (prompt {shorten(rollout.prompt.text)!r})"
+            scores.append(self._combine(outcomes, where))
+            seen[group] += 1
+        return scores
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: the weights of the reward model, if there is one, and the peak of this process."""
+        memory = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        return memory if self._model is None else {"weights": self._model.weight_bytes(), **memory}
+
+    def close(self) -> None:
+        """Ends the functions' processes. May be called twice."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _model_outcomes(self, rollouts: Sequence[Rollout]) -> list[list[Outcome]]:
+        if self._model is None:
+            return [[] for _ in rollouts]
+        scores = self._model.score([rollout.prompt.text + rollout.response_text for rollout in rollouts])
+        return [[_model_outcome(score)] for score in scores]
+
+    def _combine(self, outcomes: dict[str, Outcome], where: str) -> Score:
+        for name, outcome in outcomes.items():
+            self._check(name, outcome, where)
+        parts = {name: outcome.value for name, outcome in outcomes.items()}
+        problems = [outcome.problem for outcome in outcomes.values() if outcome.value is None]
+        if problems:
+            return Score(reward=None, parts=parts, problem=problems[0])
+        reward = sum(self._weights[name] * value for name, value in parts.items() if value is not None)
+        if not math.isfinite(reward):
+            raise RewardError(f"the weighted reward of {where} is infinite; its parts are {parts}")
+        return Score(reward=reward, parts=parts)
+
+    def _check(self, name: str, outcome: Outcome, where: str) -> None:
+        if outcome.problem == "invalid":
+            raise RewardError(f"{outcome.detail}; {where}")
+        if outcome.problem == "error" and not self._config.allow_errors:
+            hint = "fix it, or set reward.allow_errors=true to count such samples as unscorable"
+            raise RewardError(f"reward function {name!r} raised on {where}: {outcome.detail}; {hint}")
+
+
+def _weights(config: RewardConfig) -> dict[str, float]:
+    """The weight of each part, in the order of the parts."""
+    named = list(config.functions.items())
+    if config.function:
+        named.append((config.function.rpartition(":")[2], config.function_weight))
+    if config.model is not None:
+        named.append((MODEL, config.model_weight))
+    weights = dict(named)
+    if not named:
+        raise ValueError("nothing scores responses; set reward.functions, reward.function or reward.model")
+    if len(weights) < len(named):
+        name, _ = Counter(name for name, _ in named).most_common(1)[0]
+        raise ValueError(f"two parts of the reward are called {name!r}; rename yours, or leave the other out")
+    return weights
+
+
+def _absolute(spec: str) -> str:
+    """The same `path.py:name`, whatever folder a process starts in."""
+    path, colon, name = spec.rpartition(":")
+    return os.path.abspath(os.path.expanduser(path)) + colon + name if path else spec
+
+
+def _load_model(path: str, device: str, threads: int | None) -> RewardModel:
+    import torch
+
+    from tandem.workers.reward_model import RewardModel  # imports transformers, which takes seconds
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return RewardModel(path, device=device)
+
+
+def _sample(rollout: Rollout) -> Sample:
+    return Sample(
+        prompt=rollout.prompt.text,
+        response=rollout.response_text,
+        answer=rollout.prompt.answer,
+        response_tokens=len(rollout.response_ids),
+        truncated=rollout.stop.is_truncated,
+        metadata=rollout.prompt.metadata,
+    )
+
+
+def _model_outcome(score: float | None) -> Outcome:
+    if score is None:
+        return Outcome(None, "none")
+    if math.isinf(score):
+        return Outcome(None, "invalid", "the reward model gave an infinite score")
+    return Outcome(None, "nan") if math.isnan(score) else Outcome(score)
