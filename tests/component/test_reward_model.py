@@ -1,0 +1,151 @@
+"""A reward model gives a text the same score alone and in any batch, read at the text's own last token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+from tandem.platform.batch import Prompt, Rollout, StopReason
+from tandem.platform.config import RewardConfig
+from tandem.platform.rewards import RewardError
+from tandem.workers import reward_model
+from tandem.workers.reward import RewardWorker
+from tandem.workers.reward_model import RewardModel
+
+END = "</s>"  # end and padding in one, as in many released models
+TEXTS = ["3+4=7", "1+1=2 and a longer text", "9", f"3+4=7{END}", f"1{END}2{END}{END}", "12+34=46"]
+
+
+def save(path: Path, num_labels: int = 1, begin: str | None = None) -> str:
+    torch.manual_seed(0)
+    vocabulary = {token: i for i, token in enumerate([END, "<s>", "<unk>", *map(chr, range(32, 127))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, bos_token=begin)
+    fast.save_pretrained(path)
+    config = Qwen2Config(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=0,
+        num_labels=num_labels,
+    )
+    Qwen2ForSequenceClassification(config).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("reward"))
+
+
+@pytest.fixture(scope="module")
+def model(path: str) -> Iterator[RewardModel]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield RewardModel(path)
+    torch.set_num_threads(threads)
+
+
+def by_hand(path: str, text: str) -> float:
+    """The head on the last token of an unpadded text."""
+    network = Qwen2ForSequenceClassification.from_pretrained(path).eval()
+    ids = PreTrainedTokenizerFast.from_pretrained(path)(text)["input_ids"]
+    with torch.inference_mode():
+        hidden = network.model(torch.tensor([ids])).last_hidden_state[0, -1]
+        return network.score(hidden).item()
+
+
+def test_scores_are_read_at_the_last_token_of_each_text(model: RewardModel, path: str) -> None:
+    expected = [by_hand(path, text) for text in TEXTS]
+    assert [model.score([text])[0] for text in TEXTS] == pytest.approx(expected, abs=1e-4)
+    assert model.score(TEXTS) == pytest.approx(expected, abs=1e-4)
+    assert model.score(TEXTS[::-1]) == pytest.approx(expected[::-1], abs=1e-4)
+    assert max(expected) - min(expected) > 1e-2
+
+
+def test_small_batches_change_nothing(model: RewardModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = model.score(TEXTS)
+    monkeypatch.setattr(reward_model, "MAX_TOKENS_PER_BATCH", 20)
+    assert reward_model._batches([5, 23, 1, 0, 9, 10]) == [[1], [5, 4], [0, 2]]
+    assert model.score(TEXTS) == pytest.approx(whole, abs=1e-4)
+
+
+def test_padding_is_never_read(model: RewardModel, path: str) -> None:
+    ids = model.encode("3+4=7")
+    padded = model._score([ids, ids * 4])
+    assert padded[0].item() == pytest.approx(model._score([ids])[0].item(), abs=1e-4)
+
+
+def test_texts_are_tokenised_once_by_its_own_tokenizer(model: RewardModel, tmp_path: Path) -> None:
+    assert model.encode(f"3 + 4 = 7{END}") == [*(ord(c) - 29 for c in "3 + 4 = 7"), 0]
+    assert RewardModel(save(tmp_path, begin="<s>")).encode("<s>3") == [1, ord("3") - 29]
+
+
+def test_a_text_without_tokens_has_no_score(model: RewardModel) -> None:
+    assert model.score(["", "7"])[0] is None
+    assert model.score([]) == []
+
+
+def test_wrong_models_and_long_texts_are_refused(model: RewardModel, path: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 2 labels"):
+        RewardModel(save(tmp_path / "two", num_labels=2))
+    one = Qwen2Config.from_pretrained(path)
+    PreTrainedTokenizerFast.from_pretrained(path).save_pretrained(tmp_path / "lm")
+    Qwen2ForCausalLM(one).save_pretrained(tmp_path / "lm")
+    with pytest.raises(ValueError, match=r"no trained reward model: its checkpoint lacks score\.weight"):
+        RewardModel(str(tmp_path / "lm"))
+    with pytest.raises(ValueError, match="takes 64 tokens, but a text has 65"):
+        model.score(["7" * 65])
+
+
+def rollout(text: str, prompt: str = "3+4=") -> Rollout:
+    row = Prompt(ids=(3,), group_id=1, text=prompt, answer="7")
+    return Rollout(row, (9,), (True,), (-0.5,), StopReason.STOP, 0, response_text=text)
+
+
+def test_the_worker_adds_the_model_to_the_functions(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = RewardWorker(RewardConfig(model=path, model_weight=0.5))
+    try:
+        right, wrong = worker.score([rollout("7"), rollout("8")])
+        score = by_hand(path, "3+4=7")
+        assert right.parts == {"exact_match": 1.0, "model": pytest.approx(score, abs=1e-4)}
+        assert right.reward == pytest.approx(1.0 + 0.5 * score, abs=1e-4)
+        assert wrong.reward == pytest.approx(0.5 * by_hand(path, "3+4=8"), abs=1e-4)
+        weights = Qwen2ForSequenceClassification.from_pretrained(path).num_parameters() * 4
+        assert worker.memory()["weights"] == weights
+        monkeypatch.setattr(RewardModel, "_score", lambda self, ids: torch.full((len(ids),), math.nan))
+        assert worker.score([rollout("7")])[0].problem == "nan"
+        monkeypatch.setattr(RewardModel, "_score", lambda self, ids: torch.full((len(ids),), math.inf))
+        with pytest.raises(RewardError, match="the reward model gave an infinite score; sample 0 of group 1"):
+            worker.score([rollout("7")])
+    finally:
+        worker.close()
+
+
+def test_a_model_alone_needs_no_processes(path: str) -> None:
+    worker = RewardWorker(RewardConfig(functions={}, model=path))
+    assert worker._pool is None
+    assert list(worker.score([rollout("7")])[0].parts) == ["model"]
+    worker.close()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[RewardWorker] = []
+    close = RewardWorker.close
+    monkeypatch.setattr(RewardWorker, "close", lambda self: (closed.append(self), close(self)))
+    with pytest.raises(OSError, match="missing"):
+        RewardWorker(RewardConfig(model=str(tmp_path / "missing")))
+    assert closed[0]._pool is not None
+    assert closed[0]._pool.pids() == []

@@ -1,0 +1,399 @@
+"""The reward role with real processes: functions that hang, crash, print or raise, and callers of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.platform.batch import Prompt, Rollout, Score, StopReason
+from tandem.platform.config import RewardConfig
+from tandem.platform.rewards import Outcome, RewardError, Sample
+from tandem.workers.reward import RewardWorker
+from tandem.workers.sandbox import RewardPool
+
+FUNCTIONS = """
+import ctypes, math, os, sys, time
+import resource
+
+def act(sample):
+    what = sample.response
+    if what == "hang":
+        while True:
+            pass
+    if what == "gil":
+        nine = 9
+        return float(nine**nine**nine > 0)
+    if what == "greedy":
+        return float(len(bytearray(2**34)))
+    if what == "exit":
+        os._exit(7)
+    if what == "segv":
+        ctypes.string_at(0)
+    if what == "sleep":
+        time.sleep(0.3)
+    if what == "leak":
+        os.system("sleep 1000 & echo $! > " + sample.prompt)
+        os._exit(1)
+    if what == "raise":
+        raise KeyError("no such key")
+    if what == "print":
+        print("[1.0, null, null]", flush=True)
+        os.write(1, b"to file descriptor 1\\n")
+    values = {"none": None, "nan": math.nan, "inf": math.inf, "list": [1.0], "text": "1"}
+    return values.get(what, 0.5)
+
+def environment(sample):
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    assert address_space == 512 * 2**20, address_space
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    return sample.response_tokens + 10 * sample.truncated + len(sample.metadata["source"])
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> str:
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+    return f"{file}:act"
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., RewardWorker]]:
+    """Makes workers, and ends them with the test."""
+    workers: list[RewardWorker] = []
+
+    def build(**settings: Any) -> RewardWorker:
+        workers.append(RewardWorker(RewardConfig(**settings)))
+        return workers[-1]
+
+    yield build
+    for worker in workers:
+        worker.close()
+
+
+def rollout(text: str, answer: Any = "7", prompt: str = "3+4=", group: int = 5) -> Rollout:
+    return Rollout(
+        prompt=Prompt(ids=(3, 4), group_id=group, text=prompt, answer=answer, metadata={"source": "abc"}),
+        response_ids=(9, 1),
+        response_mask=(True, True),
+        logprobs=(-0.5, -0.5),
+        stop=StopReason.LENGTH,
+        policy_version=0,
+        response_text=text,
+    )
+
+
+def samples(*responses: str) -> list[Sample]:
+    return [Sample("q", response, "7", 1, False) for response in responses]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if alive(pid)]
+
+
+CORRECT = [Score(reward=1.0, parts={"boxed": 1.0})]
+BOXED = {"functions": {"boxed": 1.0}}
+
+
+def score_boxed(worker: RewardWorker) -> list[Score]:
+    return worker.score([rollout("\\boxed{7}")])
+
+
+def test_scores_in_the_main_thread_in_threads_and_in_an_executor(make: Callable[..., RewardWorker]) -> None:
+    worker = make(**BOXED, processes=2)
+    assert score_boxed(worker) == CORRECT
+    found: list[list[Score]] = []
+    threads = [threading.Thread(target=lambda: found.append(score_boxed(worker))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [CORRECT] * 8
+
+    async def from_executor() -> list[Score]:
+        return await asyncio.get_running_loop().run_in_executor(None, score_boxed, worker)
+
+    assert asyncio.run(from_executor()) == CORRECT
+
+
+def test_a_worker_made_in_a_thread_outlives_it(make: Callable[..., RewardWorker]) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        worker = executor.submit(lambda: make(**BOXED)).result()
+    time.sleep(0.2)
+    assert score_boxed(worker) == CORRECT
+    assert worker._pool is not None
+    assert worker._pool.restarts == 0
+
+
+def test_calls_at_the_same_time_get_their_own_scores(make: Callable[..., RewardWorker]) -> None:
+    worker = make(functions={"exact_match": 1.0}, processes=2)
+
+    def call(number: int) -> list[float | None]:
+        texts = [str(number) if place % 3 == 0 else "x" for place in range(100)]
+        return [score.reward for score in worker.score([rollout(text, number) for text in texts])]
+
+    with ThreadPoolExecutor(4) as executor:
+        results = list(executor.map(call, range(12)))
+    assert results == [[float(place % 3 == 0) for place in range(100)]] * 12
+
+
+def test_scores_in_ray_actors() -> None:
+    import ray
+
+    class Async:
+        def __init__(self) -> None:
+            self.worker = RewardWorker(RewardConfig(**BOXED))
+
+        async def score(self, rollouts: list[Rollout]) -> list[Score]:
+            return await asyncio.get_running_loop().run_in_executor(None, self.worker.score, rollouts)
+
+        def pids(self) -> list[int]:
+            assert self.worker._pool is not None
+            return self.worker._pool.pids()
+
+    path = {"env_vars": {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}}
+    ray.init(address="local", num_cpus=1, include_dashboard=False, runtime_env=path, log_to_driver=False)
+    try:
+        right = [rollout("\\boxed{7}")]
+        role = ray.remote(num_cpus=0)(RewardWorker)
+        for options in ({}, {"max_concurrency": 4}):
+            actor = role.options(**options).remote(RewardConfig(**BOXED))
+            calls = [actor.score.remote(right) for _ in range(8)]
+            assert ray.get(calls, timeout=120) == [CORRECT] * 8
+            ray.kill(actor)
+        actor = ray.remote(num_cpus=0)(Async).remote()
+        assert ray.get([actor.score.remote(right) for _ in range(8)], timeout=120) == [CORRECT] * 8
+        pids = ray.get(actor.pids.remote(), timeout=60)
+        ray.kill(actor)
+        assert_gone(pids, within_s=20)
+    finally:
+        ray.shutdown()
+
+
+# Functions that misbehave
+
+
+def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> None:
+    pool = RewardPool([functions, "exact_match"], processes=2, timeout_s=1.0, memory_limit_mb=1024)
+    batch = samples("hang", "7", "gil", "7", "hang", "x", "gil", "7")
+    start = time.monotonic()
+    outcomes = pool.run(batch)
+    assert time.monotonic() - start < 1.0 * 2 + 4.0  # 4 hang, 2 at a time
+    assert [row[0].problem for row in outcomes] == ["timeout", None] * 4
+    assert [row[1].value for row in outcomes] == [0, 1, 0, 1, 0, 0, 0, 1]  # the next function still runs
+    assert pool.restarts == 4
+    start = time.monotonic()
+    assert [row[1].value for row in pool.run(samples(*["7"] * 200))] == [1.0] * 200
+    assert time.monotonic() - start < 1.0
+    pids = pool.pids()
+    pool.close()
+    assert_gone(pids)
+
+
+def test_a_long_chunk_goes_on_after_a_hang(functions: str) -> None:
+    pool = RewardPool(["exact_match", functions], processes=1, timeout_s=0.3)
+    texts = ["7", "x", "hang", "hang", "7"] + ["7"] * 200
+    outcomes = pool.run(samples(*texts))
+    assert [row[0].value for row in outcomes] == [float(text == "7") for text in texts]
+    assert [row[1].problem for row in outcomes[:5]] == [None, None, "timeout", "timeout", None]
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "detail"),
+    [("exit", "exit code 7"), ("segv", "signal SIGSEGV"), ("greedy", "functions.py:14: MemoryError")],
+)
+def test_a_crash_costs_one_sample(make: Callable[..., RewardWorker], functions: str, what: str, detail: str) -> None:
+    worker = make(functions={}, function=functions)
+    half = Score(reward=0.5, parts={"act": 0.5})
+    crash = Score(reward=None, parts={"act": None}, problem="crash")
+    assert worker.score([rollout(text) for text in ("a", what, "b", what)]) == [half, crash, half, crash]
+    assert worker._pool is not None
+    assert detail in worker._pool.run(samples(what))[0][0].detail
+
+
+def test_what_a_crashed_function_started_is_ended(functions: str, tmp_path: Path) -> None:
+    pool = RewardPool([functions])
+    note = tmp_path / "pid"
+    assert pool.run([Sample(str(note), "leak", None, 1, False)])[0][0].problem == "crash"
+    assert_gone([int(note.read_text())])
+    pool.close()
+
+
+def test_a_process_killed_between_calls_is_replaced(functions: str) -> None:
+    pool = RewardPool([functions])
+    os.kill(pool.pids()[0], signal.SIGKILL)
+    time.sleep(0.1)
+    assert pool.run(samples("a")) == [[Outcome(0.5)]]
+    pool.close()
+
+
+def test_processes_work_at_the_same_time(functions: str) -> None:
+    pool = RewardPool([functions], processes=4)
+    start = time.monotonic()
+    pool.run(samples(*["sleep"] * 8))
+    assert time.monotonic() - start < 8 * 0.3 * 0.75
+    pool.close()
+
+
+def test_prints_do_not_disturb(make: Callable[..., RewardWorker], functions: str, capfd: Any) -> None:
+    worker = make(functions={}, function=functions)
+    assert [score.reward for score in worker.score([rollout("print"), rollout("a")])] == [0.5, 0.5]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == "[1.0, null, null]\nto file descriptor 1\n"
+
+
+def test_limits_threads_and_fields_reach_the_function(make: Callable[..., RewardWorker], functions: str) -> None:
+    function = functions.replace(":act", ":environment")
+    worker = make(functions={}, function=function, function_weight=2.0, memory_limit_mb=512)
+    assert worker.score([rollout("a")]) == [Score(reward=2.0 * (2 + 10 + 3), parts={"environment": 15.0})]
+
+
+# What scores are made of
+
+
+def test_parts_are_weighted_and_named(make: Callable[..., RewardWorker], functions: str) -> None:
+    worker = make(functions={"exact_match": 2.0, "last_number": -0.25}, function=functions, function_weight=4.0)
+    right, wrong = worker.score([rollout("7"), rollout("8")])
+    assert right == Score(reward=2.0 - 0.25 + 4.0 * 0.5, parts={"exact_match": 1.0, "last_number": 1.0, "act": 0.5})
+    assert wrong == Score(reward=4.0 * 0.5, parts={"exact_match": 0.0, "last_number": 0.0, "act": 0.5})
+    assert worker.score([]) == []
+
+
+def test_none_and_nan_leave_a_sample_unscored(make: Callable[..., RewardWorker], functions: str) -> None:
+    worker = make(function=functions)
+    scores = worker.score([rollout("none"), rollout("nan"), rollout("7")])
+    assert [score.reward for score in scores] == [None, None, 1.5]
+    assert [score.problem for score in scores] == ["none", "nan", None]
+    assert scores[0].parts == {"exact_match": 0.0, "act": None}
+
+
+def test_an_exception_names_function_sample_and_line(make: Callable[..., RewardWorker], functions: str) -> None:
+    batch = [rollout("a"), rollout("a", group=6), rollout("raise", prompt="1+" * 100)]
+    with pytest.raises(RewardError) as caught:
+        make(functions={}, function=functions).score(batch)
+    text = str(caught.value)
+    assert "reward function 'act' raised on sample 1 of group 5 (prompt '1+1+1" in text
+    assert "functions.py:25: KeyError: 'no such key'" in text
+    assert "reward.allow_errors" in text
+    assert len(text) < 500
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+    scores = make(functions={}, function=functions, allow_errors=True).score(batch)
+    assert [score.problem for score in scores] == [None, None, "error"]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("inf", "returned an infinite"), ("list", r"returned list \[1\.0\]"), ("text", "returned str '1'")],
+)
+def test_what_is_no_reward_stops(make: Callable[..., RewardWorker], functions: str, what: str, message: str) -> None:
+    worker = make(functions={}, function=functions, allow_errors=True)
+    with pytest.raises(RewardError, match=f"reward function 'act' {message}.*; sample 0 of group 5"):
+        worker.score([rollout(what)])
+    assert worker.score([rollout("a")])[0].reward == 0.5
+
+
+def test_a_weighted_reward_must_be_finite(make: Callable[..., RewardWorker]) -> None:
+    with pytest.raises(RewardError, match="is infinite"):
+        make(functions={"exact_match": 1e308, "last_number": 1e308}).score([rollout("7")])
+
+
+# Start and end
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"functions": {"exact_mach": 1.0}}, "did you mean exact_match"),
+        ({"function": "gone.py:f"}, "does not exist: /"),
+        ({"functions": {}}, "nothing scores responses"),
+        ({"function": "other.py:exact_match"}, "two parts of the reward are called 'exact_match'"),
+    ],
+)
+def test_mistakes_are_reported_at_the_start(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardWorker(RewardConfig(**settings))
+
+
+def test_failed_starts_leave_nothing(tmp_path: Path) -> None:
+    before = threading.active_count()
+    bad = {
+        "syntax": ("def f(:", "bad.py:1: SyntaxError"),
+        "dead": ("import os; os._exit(3)", r"ended while it started \(exit code 3\)"),
+        "big": ("x = bytearray(2**34)", "MemoryError.*memory_limit_mb"),
+    }
+    for code, message in bad.values():
+        (tmp_path / "bad.py").write_text(code + "\n")
+        with pytest.raises(RewardError, match=message):
+            RewardPool([f"{tmp_path}/bad.py:f"], processes=2)
+    (tmp_path / "bad.py").write_text("import time; time.sleep(60)\n")
+    with pytest.raises(RewardError, match=r"did not start within 0\.5 s"):
+        RewardPool([f"{tmp_path}/bad.py:f"], processes=2, startup_s=0.5)
+    assert threading.active_count() == before
+
+
+def test_close_ends_processes_and_calls(functions: str) -> None:
+    pool = RewardPool([functions], processes=2)
+    pids = pool.pids()
+    assert len(pids) == 2
+    call = pool.submit(samples("gil", "hang", "a"))
+    time.sleep(0.2)
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 2.0
+    with pytest.raises(RuntimeError, match="closed"):
+        call.wait()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(samples("a"))
+    pool.close()
+    assert_gone(pids)
+
+
+def test_processes_die_with_a_killed_parent(functions: str) -> None:
+    code = f"""
+from tandem.platform.rewards import Sample
+from tandem.workers.sandbox import RewardPool
+pool = RewardPool([{functions!r}], processes=2, timeout_s=1000)
+pool.submit([Sample("q", "gil", None, 1, False)])
+print(*pool.pids(), flush=True)
+input()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=environment, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(0.3)
+        assert all(map(alive, pids))
+        parent.kill()
+    assert len(pids) == 2
+    assert_gone(pids)
+
+
+def test_memory_counts_bytes(make: Callable[..., RewardWorker]) -> None:
+    memory = make(**BOXED).memory()
+    assert set(memory) == {"peak"}
+    assert memory["peak"] > 2**24

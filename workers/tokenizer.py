@@ -1,0 +1,21 @@
+"""Loads tokenizers as they were saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+AS_SAVED = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that are all in their tokenizer.json
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or hub name.
+
+    For some model types, Qwen2 among them, AutoTokenizer puts the type's usual tokenizer in the place of the one that
+    was saved, without a word; a character tokenizer then loses its spaces.
+    """
+    if get_tokenizer_config(path).get("tokenizer_class") in AS_SAVED:
+        return PreTrainedTokenizerFast.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
