@@ -25,7 +25,7 @@ from tandem.platform.protocols import Roles
 from tandem.platform.records import Recorder, sample_rows, write_json
 from tandem.platform.spans import Spans
 from tandem.workers.cluster import connected
-from tandem.workers.models import load_tokenizer
+from tandem.workers.tokenizer import load_tokenizer
 
 INTERRUPTED, TERMINATED = 130, 143  # exit codes, as a shell counts them
 
@@ -65,7 +65,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     with roles_of(config, path) as wait:
         display.phase("data")
         prepare.check_context(config, path)
-        tokenizer = load_tokenizer(path, config.model)
+        tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
         source = prepare.training_prompts(config, tokenizer, display.note)
         evaluation = prepare.evaluation(config, tokenizer, display.note)
         steps = prepare.training_steps(config, len(source.rows))

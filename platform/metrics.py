@@ -83,12 +83,12 @@ def policy_lag_metrics(batch: TrainBatch, version: int) -> Metrics:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over the tokens of the mask; 0 where the returns do not vary.
+    """1 - Var(returns - values) / Var(returns) over the tokens of the mask; 0 where the returns do not vary in float32.
 
     1: the values explain everything; 0: no more than a constant would; below 0: worse than a constant.
     """
     known, targets = values[mask].double(), returns[mask].double()
-    if targets.numel() < 2 or bool(targets.max() == targets.min()):
+    if targets.numel() < 2 or targets.std() <= 1e-5 * targets.abs().max().clamp(min=1.0):
         return 0.0
     return float(1 - (targets - known).var() / targets.var())
 

@@ -63,7 +63,8 @@ def _estimator(config: Config, algorithm: Algorithm, given: Collection[str]) -> 
     unread = GROUP_ONLY if algorithm.needs_critic else (*CRITIC_ONLY, "critic")
     for key in sorted(given):
         if any(key == name or key.startswith(name + ".") for name in unread):
-            yield f"{key} is set, but adv_estimator={config.adv_estimator} does not read it. Remove it, or change adv_estimator"
+            estimator = f"adv_estimator={config.adv_estimator}"
+            yield f"{key} is set, but {estimator} does not read it. Remove it, or change adv_estimator"
 
 
 def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
@@ -127,7 +128,8 @@ def _rewards(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
     reward = config.reward
     for name in reward.functions:
         if name not in REWARDS:
-            yield f"reward.functions.{name}: no such reward function; there are {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}"
+            known = f"there are {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}"
+            yield f"reward.functions.{name}: no such reward function; {known}"
     if not any(reward.functions.values()) and reward.function is None and reward.model is None:
         yield "no reward: set reward.functions.<name>=<weight>, reward.function=path.py:name or reward.model=<folder>"
 
@@ -136,7 +138,8 @@ def _cluster(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
     if config.cluster.name != "inline":
         return
     if config.cluster.address is not None:
-        yield f"cluster=inline runs in this process; it cannot join cluster.address={config.cluster.address}. Set one of them"
+        address = f"cluster.address={config.cluster.address}"
+        yield f"cluster=inline runs in this process; it cannot join {address}. Set one of them"
     counts = {"actor.ranks": config.actor.ranks, "rollout.replicas": config.rollout.replicas}
     if algorithm.needs_critic:
         counts["critic.ranks"] = config.critic.ranks

@@ -14,7 +14,8 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
-from tandem.workers.models import load_policy, load_tokenizer
+from tandem.workers.models import load_policy
+from tandem.workers.tokenizer import load_tokenizer
 
 
 @dataclass
@@ -35,7 +36,7 @@ class HFEngine:
 
     def __init__(self, path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.device) -> None:
         self.model = load_policy(path, model).to(device).eval().requires_grad_(False)
-        self.tokenizer = load_tokenizer(path, model)
+        self.tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
         self.device, self.max_rows = device, rollout.max_batch_sequences
         self.stop_ids = stop_token_ids(self.model, self.tokenizer) | set(rollout.stop_token_ids)
 

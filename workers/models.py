@@ -27,16 +27,6 @@ def load_critic(path: str, config: ModelConfig) -> ValueModel:
     return ValueModel(body)
 
 
-def load_tokenizer(path: str, config: ModelConfig) -> Any:
-    """The tokenizer that comes with the model at `path`."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={path}: its tokenizer cannot be loaded: {error}") from error
-
-
 def _load(cls: Any, path: str, config: ModelConfig) -> Any:
     try:
         return cls.from_pretrained(path, dtype=DTYPES[config.dtype], trust_remote_code=config.trust_remote_code)

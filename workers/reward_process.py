@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Loads the functions, says so, and serves chunks until the other end closes."""
-    fd, _parent, memory_mb = (int(argument) for argument in sys.argv[1:4])
+    fd, parent, memory_mb = (int(argument) for argument in sys.argv[1:4])
     os.set_inheritable(fd, False)
     os.dup2(sys.stderr.fileno(), 1)  # what functions print goes to the log
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -7,6 +7,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+from tandem.platform.config import ConfigError
+
 AS_SAVED = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that are all in their tokenizer.json
 
 
@@ -15,7 +17,17 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
     For some model types, Qwen2 among them, AutoTokenizer puts the type's usual tokenizer in the place of the one that
     was saved, without a word; a character tokenizer then loses its spaces.
+
+    Raises:
+        ConfigError: there is none that can be read.
     """
+    try:
+        return _load(path, trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer of {path} cannot be loaded: {error}") from error
+
+
+def _load(path: str, trust_remote_code: bool) -> Any:
     if get_tokenizer_config(path).get("tokenizer_class") in AS_SAVED:
         return PreTrainedTokenizerFast.from_pretrained(path)
     return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)

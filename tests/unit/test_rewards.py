@@ -236,9 +236,7 @@ def test_none_and_nan_are_unscorable() -> None:
     assert check_value("f", sample("r"), math.nan) == Outcome(None, "nan")
 
 
-@pytest.mark.parametrize(
-    "value", [[1.0], "1", {"score": 1}, 1j, np.zeros(1), torch.zeros(2), math.inf, -math.inf, 10**400]
-)
+@pytest.mark.parametrize("value", [[1.0], "1", {"score": 1}, 1j, np.zeros(1), torch.zeros(2), math.inf, -math.inf, 10**400])
 def test_anything_else_names_function_and_sample(value: Any) -> None:
     with pytest.raises(RewardError, match=r"reward function 'mine' returned .* for the prompt '3\+4='"):
         check_value("mine", sample("7", prompt="3+4="), value)
