@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -53,7 +54,8 @@ class CriticWorker(TrainedWorker):
         """The value of every prefix of the rows, and of each whole row."""
         after = infer(self.backend, batch, self.spec.max_tokens_per_microbatch, self._values_after)
         final = after.gather(1, (batch.lengths - 1)[:, None]).squeeze(1)
-        return Values(before_token(after), final)
+        real = torch.arange(after.shape[1]) < batch.lengths[:, None]
+        return Values(torch.where(real, before_token(after), 0.0), final)
 
     def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
         """One optimizer step per mini-batch, of each of which this rank has a part."""
