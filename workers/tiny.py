@@ -30,6 +30,8 @@ PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
 MANIFEST = "manifest.json"
 MAX_POSITIONS = 512
 MAX_THREADS = 8  # more only add overhead to a model of this size
+# Wider than Qwen2's 0.02, which is made for wide models: at 128 wide this learns a task in about a third of the steps.
+INITIALIZER_RANGE = 0.05
 IGNORED = -100  # label of tokens that are not learned
 
 Progress = Callable[[int, int], None]
@@ -89,6 +91,7 @@ def tiny_model(config: TinyConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen2F
         num_attention_heads=config.heads,
         num_key_value_heads=config.heads,
         max_position_embeddings=MAX_POSITIONS,
+        initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
