@@ -1,7 +1,7 @@
 """Embedded tasks: procedural, verifiable, and split into training and held-out rows.
 
-To add a task, write a function from `TaskConfig` to `Task` and enter it in `TASKS`; its name also goes into the choices of
-`task.name`.
+To add a task, write a function from `TaskConfig` to `Task` and enter it in `TASKS`; its name also goes into the choices
+of `task.name`.
 """
 
 from __future__ import annotations
