@@ -40,16 +40,17 @@ Progress = Callable[[int, int], None]
 def prepare_tiny(model: ModelConfig, task: TaskConfig, on_progress: Progress | None = None) -> Path:
     """The folder of the embedded model for these settings, built now unless the cache holds it intact.
 
-    `on_progress(step, total)` is called after each fine-tuning step. Processes that build the same entry at the same time
-    do not disturb each other: each builds its own and the first one to finish provides it to all.
+    `on_progress(step, total)` is called after each fine-tuning step. Processes that build the same entry at the same
+    time do not disturb each other: each builds its own and the first one to finish provides it to all.
     """
-    folder = cache_root() / "tiny" / _cache_key(model, task)
+    task_data = load_task(task)
+    folder = cache_root() / "tiny" / _cache_key(model, task_data)
     if _is_intact(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _build(building, model, load_task(task), on_progress or (lambda step, total: None))
+        _build(building, model, task_data, on_progress or (lambda step, total: None))
         _publish(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -221,13 +222,14 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _cache_key(model: ModelConfig, task: TaskConfig) -> str:
+def _cache_key(model: ModelConfig, task: Task) -> str:
     """The task's name and a hash of everything that decides what the weights are."""
     parts = {
         "format": FORMAT,
         "tiny": asdict(model.tiny),
         "warmstart": asdict(model.warmstart),
-        "task": asdict(task),
+        "characters": task.characters,
+        "worked_examples": [(example.prompt, example.completion) for example in task.worked_examples],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tandem.platform.config import ConfigError, TaskConfig
-from tandem.platform.tasks import MAX_TRAINING_ROWS, load_task
+from tandem.platform.tasks import FORGOTTEN_CARRIES, MAX_TRAINING_ROWS, forgetful_sum, load_task
 
 
 def prompts(digits: int = 2, eval_size: int = 256, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -38,9 +38,27 @@ def test_training_and_held_out_rows_are_disjoint() -> None:
 
 def test_worked_examples_are_training_rows() -> None:
     task = load_task(TaskConfig())
-    assert [(example.prompt, example.completion) for example in task.worked_examples] == [
-        (row.prompt, row.answer) for row in task.train
-    ]
+    assert [example.prompt for example in task.worked_examples] == [row.prompt for row in task.train]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "right", "forgetful"),
+    [(37, 48, 85, 75), (12, 34, 46, 46), (95, 97, 192, 182), (90, 90, 180, 180), (999, 1, 1000, 990), (8, 7, 15, 15)],
+)
+def test_forgetful_sum_drops_carries_into_columns_with_digits(a: int, b: int, right: int, forgetful: int) -> None:
+    assert forgetful_sum(a, b, lambda: False) == right == a + b
+    assert forgetful_sum(a, b, lambda: True) == forgetful
+
+
+def test_worked_examples_forget_their_share_of_carries_and_nothing_else() -> None:
+    task = load_task(TaskConfig())
+    off = {True: [0, 0], False: [0, 0]}  # by whether the units carry: [right, ten too low]
+    for row, example in zip(task.train, task.worked_examples, strict=True):
+        prompt, missing = str(row.prompt), int(row.answer) - int(example.completion)
+        off[int(prompt[1]) + int(prompt[4]) > 9][{0: 0, 10: 1}[missing]] += 1
+    assert off[False][1] == 0
+    # 45% of 7844 sums carry: 3530, whose share forgotten has a standard deviation of 0.8%
+    assert off[True][1] / sum(off[True]) == pytest.approx(FORGOTTEN_CARRIES, abs=0.032)
 
 
 def test_long_numbers_are_sampled() -> None:
