@@ -30,6 +30,8 @@ PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
 MANIFEST = "manifest.json"
 MAX_POSITIONS = 512
 MAX_THREADS = 8  # more only add overhead to a model of this size
+# Wider than Qwen2's 0.02, which is made for wide models: at 128 wide this learns a task in about a third of the steps.
+INITIALIZER_RANGE = 0.05
 IGNORED = -100  # label of tokens that are not learned
 
 Progress = Callable[[int, int], None]
@@ -38,16 +40,17 @@ Progress = Callable[[int, int], None]
 def prepare_tiny(model: ModelConfig, task: TaskConfig, on_progress: Progress | None = None) -> Path:
     """The folder of the embedded model for these settings, built now unless the cache holds it intact.
 
-    `on_progress(step, total)` is called after each fine-tuning step. Processes that build the same entry at the same time
-    do not disturb each other: each builds its own and the first one to finish provides it to all.
+    `on_progress(step, total)` is called after each fine-tuning step. Processes that build the same entry at the same
+    time do not disturb each other: each builds its own and the first one to finish provides it to all.
     """
-    folder = cache_root() / "tiny" / _cache_key(model, task)
+    task_data = load_task(task)
+    folder = cache_root() / "tiny" / _cache_key(model, task_data)
     if _is_intact(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _build(building, model, load_task(task), on_progress or (lambda step, total: None))
+        _build(building, model, task_data, on_progress or (lambda step, total: None))
         _publish(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -89,6 +92,7 @@ def tiny_model(config: TinyConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen2F
         num_attention_heads=config.heads,
         num_key_value_heads=config.heads,
         max_position_embeddings=MAX_POSITIONS,
+        initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -218,13 +222,14 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _cache_key(model: ModelConfig, task: TaskConfig) -> str:
+def _cache_key(model: ModelConfig, task: Task) -> str:
     """The task's name and a hash of everything that decides what the weights are."""
     parts = {
         "format": FORMAT,
         "tiny": asdict(model.tiny),
         "warmstart": asdict(model.warmstart),
-        "task": asdict(task),
+        "characters": task.characters,
+        "worked_examples": [(example.prompt, example.completion) for example in task.worked_examples],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
