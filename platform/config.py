@@ -82,9 +82,9 @@ class TinyConfig:
 class WarmstartConfig:
     """Supervised fine-tuning of the embedded model on the task's worked examples, cached per user."""
 
-    steps: int = setting(200, "optimizer steps", at_least=0)
-    batch_size: int = setting(256, "examples per step", at_least=1)
-    lr: float = setting(1e-3, "peak learning rate (linear warm-up, cosine decay)", above=0)
+    steps: int = setting(300, "optimizer steps", at_least=0)
+    batch_size: int = setting(128, "examples per step", at_least=1)
+    lr: float = setting(2e-3, "peak learning rate (linear warm-up, cosine decay)", above=0)
     seed: int = setting(0, "seed of initial weights and example order", at_least=0)
 
 

@@ -146,7 +146,8 @@ class DeepSpeedBackend:
         """See `TrainerBackend.named_weights`; each bucket is gathered from its ZeRO shards once."""
         for bucket in self._buckets(bucket_bytes):
             with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
-                yield {name: p.detach().cpu().clone() for name, p in bucket} if self.is_first else {}
+                whole = {name: p.detach().cpu().clone() for name, p in bucket} if self.is_first else {}
+            yield whole  # outside the gathering, which would else last until the next bucket is asked for
 
     def bucket_count(self, bucket_bytes: int) -> int:
         """See `TrainerBackend.bucket_count`."""

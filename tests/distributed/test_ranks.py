@@ -1,0 +1,144 @@
+"""Actor and critic on two Ray actors over gloo: the update, log-probs, values and weights of one rank, at every ZeRO stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.platform.algorithms import POLICY_LOSSES
+from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
+from tandem.platform.config import ActorConfig, AlgoConfig, ClusterConfig, CriticConfig, ModelConfig, TrainerConfig
+from tandem.platform.metrics import reduce_totals
+from tandem.workers.actor import ActorSpec, ActorWorker
+from tandem.workers.calls import Ranks
+from tandem.workers.critic import CriticSpec, CriticWorker
+from tandem.workers.groups import ActorGroup, CriticGroup, kill
+from tandem.workers.runtime import Rank
+
+pytestmark = pytest.mark.slow
+
+EPS = 1e-3  # Adam divides by |gradient| + eps: with its usual 1e-8, rounding of a zero gradient becomes a full step
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    from tandem.workers.cluster import connected
+
+    with connected(ClusterConfig(num_cpus=2)):
+        yield
+
+
+def spawn(cls: type, spec: object, count: int) -> Ranks:
+    import ray
+
+    handles = [ray.remote(cls).options(num_cpus=0.25).remote(spec, Rank(rank, count, threads=1)) for rank in range(count)]
+    meeting = handles[0].address.remote()
+    ranks = Ranks("test", handles, ["here"] * count, timeout_s=120)
+    ranks.wait("start", [handle.start.remote(meeting) for handle in handles])
+    return ranks
+
+
+def actor_spec(path: str, stage: int) -> ActorSpec:
+    return ActorSpec(
+        path=path,
+        model=ModelConfig(),
+        actor=ActorConfig(lr=1e-2, grad_clip=0.5, eps=EPS),
+        trainer=TrainerConfig(zero_stage=stage),
+        algo=AlgoConfig(entropy_coef=0.01),
+        policy_loss=POLICY_LOSSES["clipped_surrogate"],
+        temperature=1.0,
+        max_response_tokens=8,
+        max_tokens_per_microbatch=24,
+        timeout_s=60,
+    )
+
+
+def critic_spec(path: str, stage: int) -> CriticSpec:
+    critic, trainer = CriticConfig(lr=1e-2, grad_clip=0.5, eps=EPS), TrainerConfig(zero_stage=stage)
+    return CriticSpec(path, ModelConfig(), critic, trainer, "seq-mean-token-mean", 8, 24, 60)
+
+
+def samples() -> RolloutBatch:
+    """Seven rows of uneven lengths; in the second half nothing can be trained on."""
+    draw = torch.Generator().manual_seed(0)
+    rollouts, scores = [], []
+    for row in range(7):
+        prompt, response = 2 + row % 3, 1 + 2 * (row % 4)
+        ids = torch.randint(3, 15, (prompt + response,), generator=draw).tolist()
+        own = Prompt(ids=tuple(ids[:prompt]), group_id=row // 2, text="")
+        mask, logprobs = (True,) * response, (-1.0,) * response
+        rollouts.append(Rollout(own, tuple(ids[prompt:]), mask, logprobs, StopReason.STOP, 0, ""))
+        scores.append(Score(reward=None if row == 5 else float(row % 2)))
+    return RolloutBatch.from_rollouts(rollouts, scores)
+
+
+def minibatches() -> list[TrainBatch]:
+    """Uneven ones; the last has a single row that counts, so one rank has no valid token."""
+    batch = samples()
+    draw = torch.Generator().manual_seed(1)
+    noise = torch.randn(batch.tokens.shape, generator=draw)
+    old = torch.full(batch.tokens.shape, -2.5)
+    whole = TrainBatch(batch, old, noise, old_values=torch.zeros_like(old), returns=noise + 1)
+    return [part.as_minibatch() for part in whole.split([[0, 1, 2, 3, 4], [6, 5], [2, 5]])]
+
+
+def exported(group: ActorGroup) -> Tensor:
+    import ray
+
+    return torch.cat([tensor.flatten() for bucket in group.weight_buckets() for tensor in ray.get(bucket).values()])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_actor_ranks_equal_one(tiny_path: str, stage: int) -> None:
+    alone = ActorWorker(actor_spec(tiny_path, 0), Rank(threads=1))
+    alone.start()
+    expected = reduce_totals([alone.update(minibatches())])
+    weights = torch.cat([tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.values()])
+    ranks = spawn(ActorWorker, actor_spec(tiny_path, stage), 2)
+    try:
+        group = ActorGroup(ranks)
+        measured = reduce_totals([group.update(minibatches())])
+        assert torch.allclose(exported(group), weights, atol=1e-5)
+        assert measured == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert torch.allclose(group.logprobs(samples()), alone.logprobs(samples()), atol=1e-4)
+        assert len(group.weight_checksums()) == len(alone.weight_checksums())
+        ours, theirs = group.memory(), alone.memory()
+        assert abs(ours["weights"] - theirs["weights"] * (1 if stage == 3 else 2)) < 0.2 * theirs["weights"]
+        assert abs(ours["optimizer"] - theirs["optimizer"] * {0: 2, 1: 1.5, 2: 1.5, 3: 1.5}[stage]) < 0.2 * ours["optimizer"]
+    finally:
+        kill(ranks)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_two_critic_ranks_equal_one(tiny_path: str, stage: int) -> None:
+    alone = CriticWorker(critic_spec(tiny_path, 0), Rank(threads=1))
+    alone.start()
+    expected = reduce_totals([alone.update(minibatches())])
+    values = alone.values(samples())
+    ranks = spawn(CriticWorker, critic_spec(tiny_path, stage), 2)
+    try:
+        group = CriticGroup(ranks)
+        assert reduce_totals([group.update(minibatches())]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        measured = group.values(samples())
+        assert torch.allclose(measured.values, values.values, atol=1e-4)
+        assert torch.allclose(measured.final, values.final, atol=1e-4)
+    finally:
+        kill(ranks)
+
+
+def test_ranks_hold_the_same_weights_in_bfloat16(tiny_path: str) -> None:
+    """The last micro-batch takes part in the reduction; ranks that drift apart would differ here."""
+    import ray
+
+    spec = replace(actor_spec(tiny_path, 1), model=ModelConfig(dtype="bfloat16"))
+    ranks = spawn(ActorWorker, spec, 2)
+    try:
+        ActorGroup(ranks).update(minibatches())
+        scores = ray.get([handle.logprobs.remote(samples()) for handle in ranks.handles])
+        assert torch.equal(scores[0], scores[1])
+    finally:
+        kill(ranks)
