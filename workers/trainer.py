@@ -161,7 +161,10 @@ class DeepSpeedBackend:
         weights = [getattr(p, "ds_tensor", p) for p in self.engine.module.parameters()]
         owned = {p.data_ptr() for p in self.engine.module.parameters()}
         groups = [p for group in self._adam.param_groups for p in group["params"]]
-        masters = [p for p in groups if p.data_ptr() not in owned]
+        # Stage 3 lends its float32 copies to the optimizer only while it steps.
+        masters = [p for p in groups if p.data_ptr() not in owned] or getattr(
+            self.engine.optimizer, "fp32_partitioned_groups_flat", []
+        )
         moments = [t for state in self._adam.state.values() for t in state.values() if isinstance(t, Tensor)]
         return {
             "weights": _bytes(weights),

@@ -57,8 +57,8 @@ def test_worked_examples_forget_their_share_of_carries_and_nothing_else() -> Non
         prompt, missing = str(row.prompt), int(row.answer) - int(example.completion)
         off[int(prompt[1]) + int(prompt[4]) > 9][{0: 0, 10: 1}[missing]] += 1
     assert off[False][1] == 0
-    # 45% of 7844 sums carry: 3530, whose share forgotten has a standard deviation of 0.8%
-    assert off[True][1] / sum(off[True]) == pytest.approx(FORGOTTEN_CARRIES, abs=0.032)
+    # 45% of 7844 sums carry: 3530, whose share forgotten has a standard deviation of 0.7%
+    assert off[True][1] / sum(off[True]) == pytest.approx(FORGOTTEN_CARRIES, abs=0.03)
 
 
 def test_long_numbers_are_sampled() -> None:
