@@ -42,7 +42,6 @@ def run(config: Config, started_at: float) -> int:
     """
     folder = make_folder(config, started_at)
     recorder, display = Recorder(folder, started_at), make_display(config.tracking)
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         train(config, recorder, display)
     except KeyboardInterrupt:
@@ -60,9 +59,12 @@ def run(config: Config, started_at: float) -> int:
 def train(config: Config, recorder: Recorder, display: Display) -> None:
     """The whole training: roles up, loop, roles down."""
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    signal.signal(signal.SIGTERM, _terminate)
     display.phase("model")
     path = prepare.model_path(config, lambda step, total: display.phase(f"warm start {step}/{total}"))
     with roles_of(config, path) as wait:
+        # Here, since ray.init sets a handler of its own.
+        signal.signal(signal.SIGTERM, _terminate)
         display.phase("data")
         prepare.check_context(config, path)
         tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
