@@ -15,9 +15,9 @@ def surrogate(
     advantage: float, ratio: float, low: float = 0.2, high: float = 0.28, dual_clip: float | None = 3.0
 ) -> tuple[float, float, bool]:
     """(loss, its derivative with respect to the ratio, whether the clip decided)."""
-    variable = torch.tensor([[ratio]], requires_grad=True)
+    variable = torch.tensor([[float(ratio)]], requires_grad=True)
     losses, clipped = clipped_surrogate(
-        variable, torch.tensor([[advantage]]), clip_low=low, clip_high=high, dual_clip=dual_clip
+        variable, torch.tensor([[float(advantage)]]), clip_low=low, clip_high=high, dual_clip=dual_clip
     )
     losses.sum().backward()  # type: ignore[no-untyped-call]
     assert variable.grad is not None
