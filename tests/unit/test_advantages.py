@@ -31,9 +31,7 @@ def reference_gae(
     """One sequence, as a sum: A_t = sum_l (gamma lam)^l delta_{t+l} (eq. 16 of the paper), in float64."""
     following = [*values, final][1:]
     deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, following, strict=True)]
-    advantages = [
-        sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))
-    ]
+    advantages = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
@@ -80,9 +78,7 @@ def test_gae_with_lambda_zero_is_the_temporal_difference() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10_000), rows=st.integers(1, 5), width=st.integers(1, 9), gamma=st.sampled_from([0.0, 0.9, 1.0])
-)
+@given(seed=st.integers(0, 10_000), rows=st.integers(1, 5), width=st.integers(1, 9), gamma=st.sampled_from([0.0, 0.9, 1.0]))
 def test_gae_equals_the_reference_on_the_compressed_sequence(seed: int, rows: int, width: int, gamma: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     mask, _ = random_mask(generator, rows, width)

@@ -52,7 +52,18 @@ def test_silent_address_fails_within_the_deadline(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     "address",
-    ["", "auto", "local", ":6379", "10.0.0.1", "10.0.0.1:", "10.0.0.1:abc", "10.0.0.1:0", "10.0.0.1:99999", "ray://h:10001"],
+    [
+        "",
+        "auto",
+        "local",
+        ":6379",
+        "10.0.0.1",
+        "10.0.0.1:",
+        "10.0.0.1:abc",
+        "10.0.0.1:0",
+        "10.0.0.1:99999",
+        "ray://h:10001",
+    ],
 )
 def test_malformed_address(address: str) -> None:
     assert refusal(address) == f"cluster.address={address}: expected host:port, for example 10.0.0.1:6379"

@@ -72,9 +72,7 @@ def test_bootstrap_follows_the_stop_reason_and_not_the_width(bootstrap: bool) ->
         make_rollout(response=(5, 5, 5), stop=StopReason.LENGTH),
     ]
     batch = RolloutBatch.from_rollouts(rollouts, scores(1.0, 0.0))
-    values = Values(
-        torch.tensor([[9, 9, 0.5, 0.5, 0.5, 0.5], [9, 9, 0.2, 0.4, 0.6, 9]]), torch.tensor([math.nan, 0.8])
-    )
+    values = Values(torch.tensor([[9, 9, 0.5, 0.5, 0.5, 0.5], [9, 9, 0.2, 0.4, 0.6, 9]]), torch.tensor([math.nan, 0.8]))
     algo = AlgoConfig(lam=0.95, bootstrap_truncated=bootstrap)
     found = credit(batch, Inferred(torch.zeros(2, 6), None, values), PPO, algo).advantages[:, 2:]
     cut = [0.5705, 0.39, 0.2, 0] if bootstrap else [-0.1515, -0.37, -0.6, 0]

@@ -79,7 +79,9 @@ def test_group_estimator_with_a_group_of_one() -> None:
     assert validate(config(adv_estimator="gae", rollout__samples_per_prompt=1)) == []
 
 
-@pytest.mark.parametrize("key", ["critic.lr", "critic.path", "critic.warmup_steps", "algo.gamma", "algo.bootstrap_truncated"])
+@pytest.mark.parametrize(
+    "key", ["critic.lr", "critic.path", "critic.warmup_steps", "algo.gamma", "algo.bootstrap_truncated"]
+)
 def test_setting_that_a_run_without_a_critic_does_not_read(key: str) -> None:
     text = refused(key, "actor.lr", adv_estimator="grpo")
     assert text == f"{key} is set, but adv_estimator=grpo does not read it. Remove it, or change adv_estimator"

@@ -25,9 +25,7 @@ def make_rollout(
     """A rollout; by default two prompt and two response tokens, all written by the policy."""
     written = tuple([True] * len(response) if mask is None else mask)
     logprobs = tuple(-0.5 for _ in response)
-    return Rollout(
-        Prompt(tuple(prompt), group, "prompt", answer), tuple(response), written, logprobs, stop, version, text
-    )
+    return Rollout(Prompt(tuple(prompt), group, "prompt", answer), tuple(response), written, logprobs, stop, version, text)
 
 
 def scores(*rewards: float | None) -> list[Score]:
