@@ -103,8 +103,9 @@ def test_gae_is_blind_to_poison_width_and_order_of_rows(seed: int) -> None:
     plain = gae(rewards, values, mask, final, gamma=0.99, lam=0.9)
     order = torch.randperm(6, generator=generator)
     shuffled = gae(rewards[order], values[order], mask[order], final[order], gamma=0.99, lam=0.9)
-    wide = [torch.cat([x, torch.full((6, 20), math.nan)], dim=1) for x in (rewards, values)]
-    wider = gae(*wide, torch.cat([mask, torch.zeros(6, 20, dtype=torch.bool)], dim=1), final, gamma=0.99, lam=0.9)
+    more_rewards, more_values = (torch.cat([x, torch.full((6, 20), math.nan)], dim=1) for x in (rewards, values))
+    more_mask = torch.cat([mask, torch.zeros(6, 20, dtype=torch.bool)], dim=1)
+    wider = gae(more_rewards, more_values, more_mask, final, gamma=0.99, lam=0.9)
     for n in range(2):
         assert torch.equal(shuffled[n], plain[n][order])
         assert torch.equal(wider[n][:, :8], plain[n])

@@ -101,7 +101,7 @@ def test_logprob_gradient_with_impossible_tokens_is_finite() -> None:
     token_logprobs(logits, torch.tensor([[0, 0]]), 1.0).sum().backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     p = 1 / (1 + math.e)  # of token 0 among (0, 1)
-    assert np.allclose(logits.grad, [[[1 - p, 0, p - 1], [0, 0, 0]]], atol=1e-6)
+    assert torch.allclose(logits.grad, torch.tensor([[[1 - p, 0, p - 1], [0, 0, 0]]]), atol=1e-6)
 
 
 def test_log_ratio_of_impossible_tokens() -> None:

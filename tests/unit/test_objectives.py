@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ class TinyModel(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         counts = torch.arange(1, tokens.shape[1] + 1)[None, :, None]
-        return self.embedding(tokens.clamp(0, 6)).cumsum(dim=1) / counts
+        embedded: Tensor = self.embedding(tokens.clamp(0, 6))
+        return embedded.cumsum(dim=1) / counts
 
     def policy_loss(self, batch: TrainBatch, algo: AlgoConfig) -> LossOutput:
         tokens = batch.rollout.tokens
@@ -128,7 +130,8 @@ def test_twenty_more_pads_change_nothing(kind: str, mode: str) -> None:
 
 def poisoned(batch: TrainBatch, bad: float) -> TrainBatch:
     names = ("old_logprobs", "advantages", "ref_logprobs", "old_values", "returns")
-    return replace(batch, **{name: poison(getattr(batch, name), batch.mask, bad) for name in names})
+    changes: dict[str, Any] = {name: poison(getattr(batch, name), batch.mask, bad) for name in names}
+    return replace(batch, **changes)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -262,11 +265,9 @@ def test_value_objective_by_hand() -> None:
 
 def test_value_objective_names_what_is_missing() -> None:
     batch = make_batch()
-    for name, text in (("old_values", "old values"), ("returns", "returns")):
+    for partial, text in ((replace(batch, old_values=None), "old values"), (replace(batch, returns=None), "returns")):
         with pytest.raises(AssertionError, match=text):
-            value_objective(
-                torch.zeros(7, 10), replace(batch, **{name: None}), value_clip=0.2, aggregation="token-mean", max_tokens=8
-            )
+            value_objective(torch.zeros(7, 10), partial, value_clip=0.2, aggregation="token-mean", max_tokens=8)
 
 
 @pytest.mark.parametrize("kind", ["policy_loss", "value_loss"])
