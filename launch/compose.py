@@ -27,8 +27,7 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
 
     register_schema()
     given = check_overrides(overrides)
-    chosen = {override.partition("=")[0] for override in overrides}
-    if "model.path" in given and "model" not in chosen:
+    if given.get("model.path") is not None and "model" not in given:
         # The embedded model's learning rates would ruin a real one.
         overrides = ["model=pretrained", *overrides]
     try:
@@ -41,10 +40,12 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
     assert isinstance(config, Config)
+    if config.run.epochs is not None and "run.steps" not in given:
+        config.run.steps = None  # the default gives way
     reward = config.reward
     if not reward.functions and reward.function is None and reward.model is None:
         reward.functions = {"exact_match": 1.0}
-    return config, given
+    return config, given.keys() - config_groups().keys()
 
 
 def register_schema() -> None:
@@ -54,51 +55,66 @@ def register_schema() -> None:
     ConfigStore.instance().store(name="schema", node=Config)
 
 
-def check_overrides(overrides: Sequence[str]) -> set[str]:
-    """The dotted keys set by the overrides; refuses those that do not exist, whatever stands before them.
+def check_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """The dotted keys and groups that the overrides set, with their values; refuses what does not exist, also with `+`.
 
     Raises:
         ConfigError: with the nearest valid key.
     """
+    groups, keys = config_groups(), setting_keys()
+    given: dict[str, Any] = {}
+    for override in map(_parsed, overrides):
+        key, value, line = override.key_or_group, override.value(), override.input_line
+        if override.is_delete():
+            raise ConfigError(f"{line}: settings cannot be deleted; give {key} another value")
+        if override.is_sweep_override():
+            raise ConfigError(f"{line}: one value, please. Quote text with commas, {key}='a,b'; a list is {key}=[a,b]")
+        if key in groups and not isinstance(value, dict):
+            _check_choice(line, key, value, groups[key])
+            given[key] = value
+        else:
+            given |= _checked_leaves(key, value, keys, groups)
+    return given
+
+
+def _parsed(line: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        return OverridesParser.create().parse_override(line)
     except HydraException as error:
-        raise ConfigError(f"the command line cannot be read: {explain(error)}") from error
-    groups, keys = config_groups(), setting_keys()
-    given: set[str] = set()
-    for override in parsed:
-        key, value = override.key_or_group, override.value()
-        if override.is_delete():
-            raise ConfigError(f"{override.input_line}: settings cannot be deleted; give {key} another value")
-        if key in groups and not isinstance(value, dict):
-            _check_choice(key, value, groups)
-            continue
-        given |= _checked_leaves(key, value, keys, groups)
-    return given
+        hint = "settings are given as key=value, and a value with special characters is quoted: key='a=b, c'"
+        raise ConfigError(f"{line}: cannot be read; {hint}") from error
 
 
 def _as_hydra(override: str) -> str:
-    """An override of a free name in a dictionary, as Hydra wants it: with ++."""
-    key = override.partition("=")[0]
-    keys = setting_keys()
-    return f"++{override}" if keys.get(key) or keys.get(key.rpartition(".")[0]) else override
+    """An override that may set a free name in a dictionary, as Hydra wants it: with ++."""
+    key = override.lstrip("+").partition("=")[0]
+    free = [name for name, is_free in setting_keys().items() if is_free]
+    reaches = any(key == name or key.startswith(name + ".") or name.startswith(key + ".") for name in free)
+    return "++" + override.lstrip("+") if reaches else override
 
 
-def _check_choice(key: str, value: Any, groups: dict[str, list[str]]) -> None:
-    if key in groups and isinstance(value, str) and value not in groups[key]:
-        raise ConfigError(f"{key}={value}: there is {', '.join(groups[key])}{_nearest(value, groups[key])}")
+def _check_choice(line: str, key: str, value: Any, choices: list[str]) -> None:
+    if not line.startswith(f"{key}="):
+        raise ConfigError(f"{line}: write {key}=NAME, with one of {', '.join(choices)}")
+    if value not in choices:
+        shown = "null" if value is None else value
+        raise ConfigError(f"{key}={shown}: there is {', '.join(choices)}{_nearest(str(value), choices)}")
 
 
-def _checked_leaves(key: str, value: Any, keys: dict[str, bool], groups: dict[str, list[str]]) -> set[str]:
-    """The leaf keys that one override sets: itself, or those of a dictionary given for a whole section."""
-    if isinstance(value, dict) and any(known.startswith(key + ".") for known in keys):
-        return {leaf for name, part in value.items() for leaf in _checked_leaves(f"{key}.{name}", part, keys, groups)}
+def _checked_leaves(key: str, value: Any, keys: dict[str, bool], groups: dict[str, list[str]]) -> dict[str, Any]:
+    """The leaf settings of one override: itself, or those of a dictionary given for a whole section."""
+    inside = [known for known in keys if known.startswith(key + ".")]
+    if isinstance(value, dict) and inside:
+        parts = [_checked_leaves(f"{key}.{name}", part, keys, groups) for name, part in value.items()]
+        return {leaf: own for part in parts for leaf, own in part.items()}
+    if inside:
+        raise ConfigError(f"{key}={value}: {key} is a section; set what is in it, as {inside[0]}=...")
     parent = key.rpartition(".")[0]
     if key in keys or keys.get(parent):  # keys[parent]: a dictionary with free names, as reward.functions
-        return {key}
+        return {key: value}
     raise ConfigError(f"{key}: no such setting{_nearest(key, [*keys, *groups])}")
 
 

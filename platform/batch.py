@@ -13,6 +13,7 @@ padding is never read: whatever stands there, results are the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -174,6 +175,8 @@ class RolloutBatch(_Rows):
         all-False response mask; so has an empty response, which keeps its place in the group with outcome 0.
         """
         assert len(rollouts) == len(scores), f"{len(rollouts)} rollouts but {len(scores)} scores"
+        for row, score in enumerate(scores):
+            assert score.reward is None or math.isfinite(score.reward), f"score {row} is not finite: {score.reward}"
         lengths = [len(rollout.prompt.ids) + len(rollout.response_ids) for rollout in rollouts]
         b, t = len(rollouts), max(lengths)
         tokens = torch.full((b, t), PADDED, dtype=torch.int64)

@@ -21,6 +21,7 @@ from tandem.platform.credit import credit, minibatches
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles, Sampling
+from tandem.platform.seeds import mix
 from tandem.platform.source import PromptSource
 from tandem.platform.spans import Spans
 
@@ -133,7 +134,7 @@ class Driver:
 
     def _update(self, batch: TrainBatch) -> Metrics:
         """Critic, then actor, over the same mini-batches."""
-        seed = (self._seed(None) * 1_000_003 + self.number) * 2 + UPDATE_STREAM
+        seed = mix(self._seed(None), UPDATE_STREAM, self.number)
         parts = list(minibatches(batch, self.config.train, seed))
         totals = []
         if self.roles.critic is not None:

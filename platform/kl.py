@@ -11,10 +11,13 @@ J. Schulman, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from tandem.platform.logprobs import log_ratio
 
 CAP = 10.0  # largest value of an estimate of one token
 
@@ -25,8 +28,9 @@ def k1(log_ratio: Tensor) -> Tensor:
 
 
 def k2(log_ratio: Tensor) -> Tensor:
-    """lr^2 / 2, capped at CAP."""
-    return (0.5 * log_ratio.square()).clamp(max=CAP)
+    """lr^2 / 2, capped at CAP: lr is clamped before it is squared, so the gradient beyond is 0 and never 0 * inf."""
+    bound = math.sqrt(2 * CAP)
+    return 0.5 * log_ratio.clamp(-bound, bound).square()
 
 
 def k3(log_ratio: Tensor) -> Tensor:
@@ -44,5 +48,4 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3"
 
 def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Per-token KL estimate, same shape as both arguments, computed in float32."""
-    assert logprobs.shape == ref_logprobs.shape, f"{tuple(logprobs.shape)} and {tuple(ref_logprobs.shape)}"
-    return KL_ESTIMATORS[estimator](logprobs.float() - ref_logprobs.float())
+    return KL_ESTIMATORS[estimator](log_ratio(logprobs, ref_logprobs))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+LEAST = -1e30  # stands for a log-prob of -inf
+
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """log p(token t | tokens before t) of the distribution sampled from: (B, T) float32, 0 at t = 0.
@@ -20,6 +22,12 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
     targets = tokens[:, 1:].clamp(min=0, max=logits.shape[2] - 1).unsqueeze(-1)
     chosen = scaled.gather(-1, targets).squeeze(-1)
     return pad(chosen - scaled.logsumexp(dim=-1), (1, 0))
+
+
+def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
+    """log p - log q, float32, same shape as both: 0 where both are -inf, of which the plain difference would be NaN."""
+    assert logprobs.shape == others.shape, f"log-probs of shapes {tuple(logprobs.shape)} and {tuple(others.shape)}"
+    return logprobs.float().clamp(min=LEAST) - others.float().clamp(min=LEAST)
 
 
 def token_entropy(logits: Tensor, temperature: float) -> Tensor:

@@ -10,15 +10,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tandem.platform.logprobs import log_ratio
 from tandem.platform.masked import masked_fill_zero
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: beyond it a ratio says nothing, and exp overflows
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """pi(token) / pi_old(token): (B, T) float32, 1 outside the mask; finite for any log-probs."""
-    log_ratio = masked_fill_zero(logprobs.float() - old_logprobs.float(), mask)
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    """pi(token) / pi_old(token): (B, T) float32, 1 outside the mask.
+
+    Finite for log-probs down to -inf, and 1 where both are -inf; NaN stays NaN.
+    """
+    return masked_fill_zero(log_ratio(logprobs, old_logprobs), mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def clipped_surrogate(
@@ -59,7 +62,9 @@ def clipped_value_loss(
         return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
     clipped = (near - returns).square()
-    return 0.5 * torch.maximum(plain, clipped), clipped > plain
+    # Inside the range `near` is `values` up to rounding, which must not count as clipped.
+    decided = (clipped > plain) & ((values - old_values).abs() > value_clip)
+    return 0.5 * torch.maximum(plain, clipped), decided
 
 
 def _token_mean(losses: Tensor, mask: Tensor, num_tokens: int, num_sequences: int, max_tokens: int) -> Tensor:

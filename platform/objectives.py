@@ -23,12 +23,16 @@ def policy_objective(
     """
     mask = batch.mask
     tokens = mask.sum()
-    ratio = importance_ratio(logprobs, batch.old_logprobs, mask)
+    # Selected before any arithmetic: in a backward pass, 0 * NaN from outside the mask would be NaN.
+    logprobs, entropy = masked_fill_zero(logprobs, mask), masked_fill_zero(entropy, mask)
+    old_logprobs = masked_fill_zero(batch.old_logprobs, mask)
+    ref_logprobs = None if batch.ref_logprobs is None else masked_fill_zero(batch.ref_logprobs, mask)
+    ratio = importance_ratio(logprobs, old_logprobs, mask)
     losses, clipped = policy_loss(ratio, masked_fill_zero(batch.advantages, mask), algo)
     metrics: dict[str, tuple[Tensor, Tensor]] = {}
     if algo.kl_loss_coef > 0:
-        assert batch.ref_logprobs is not None, "a KL term needs reference log-probs"
-        losses = losses + algo.kl_loss_coef * kl(logprobs, batch.ref_logprobs, algo.kl_loss_estimator)
+        assert ref_logprobs is not None, "a KL term needs reference log-probs"
+        losses = losses + algo.kl_loss_coef * kl(logprobs, ref_logprobs, algo.kl_loss_estimator)
     if algo.entropy_coef > 0:
         losses = losses - algo.entropy_coef * entropy
     loss = aggregate(
@@ -40,10 +44,10 @@ def policy_objective(
         max_tokens=max_tokens,
     )
     with torch.no_grad():
-        if batch.ref_logprobs is not None:
-            metrics["policy/kl"] = masked_sum(kl(logprobs, batch.ref_logprobs, "k3"), mask), tokens
+        if ref_logprobs is not None:
+            metrics["policy/kl"] = masked_sum(kl(logprobs, ref_logprobs, "k3"), mask), tokens
         metrics["policy/loss"] = loss.detach(), _share(batch)
-        metrics["policy/approx_kl"] = masked_sum(kl(batch.old_logprobs, logprobs, "k3"), mask), tokens
+        metrics["policy/approx_kl"] = masked_sum(kl(old_logprobs, logprobs, "k3"), mask), tokens
         metrics["policy/clip_frac"] = masked_sum(clipped.float(), mask), tokens
         metrics["policy/entropy"] = masked_sum(entropy, mask), tokens
         largest = torch.where(mask, ratio, torch.ones_like(ratio)).max()

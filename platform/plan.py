@@ -121,8 +121,9 @@ def render(
         for plan in role_plans(config, algorithm, parameters)
     ]
     critic = "with a critic" if algorithm.needs_critic else "no critic"
-    where = [["bundle", *bundles[0]]] if bundles else [["none: all roles share this process"]]
-    where += [[str(number), *(f"{n:g}" for n in bundle.values())] for number, bundle in enumerate(bundles)]
+    kinds = list(dict.fromkeys(kind for bundle in bundles for kind in bundle))
+    where = [["bundle", *kinds]] if bundles else [["none: all roles share this process"]]
+    where += [[str(number), *(f"{bundle.get(kind, 0):g}" for kind in kinds)] for number, bundle in enumerate(bundles)]
     sections = [
         f"algorithm {algorithm.name}, adv_estimator {config.adv_estimator} ({critic}), {parameters:,} parameters",
         "batch\n" + table(batch_table(config, steps)),

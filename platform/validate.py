@@ -75,10 +75,10 @@ def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -
     )
     if samples % parts:
         valid = [n for n in range(1, samples + 1) if samples % n == 0]
-        below, above = max(n for n in valid if n < parts), min((n for n in valid if n > parts), default=samples)
+        nearest = [max(n for n in valid if n < parts), *(n for n in valid if n > parts)][:2]
         yield (
             f"{sizes} cannot be cut into train.minibatches={parts} equal mini-batches. "
-            f"Nearest valid train.minibatches: {below} or {above}"
+            f"Nearest valid train.minibatches: {' or '.join(map(str, nearest))}"
         )
         return
     ranks = {"actor": config.actor.ranks} | ({"critic": config.critic.ranks} if algorithm.needs_critic else {})
@@ -105,7 +105,7 @@ def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -
 def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     if (config.run.steps is None) == (config.run.epochs is None):
         both = f"run.steps={config.run.steps} steps and run.epochs={config.run.epochs} epochs"
-        yield f"{both}: set exactly one of them (run.steps=null takes the default away)"
+        yield f"{both}: set exactly one of them"
 
 
 def _losses(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:

@@ -52,18 +52,18 @@ def _cgroup_cpus(path: str = "/sys/fs/cgroup/cpu.max") -> float | None:
     try:
         with open(path) as file:
             quota, period = file.read().split()
-    except (OSError, ValueError):
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
         return None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def _check_answers(address: str) -> None:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"cluster.address={address}: expected host:port, for example 10.0.0.1:6379")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host that cannot be a name, as "10.0..1"
         raise ConfigError(
             f"cluster.address={address}: nothing answers there ({error}). Start Ray on that host with "
             f"`ray start --head --port={port}`, correct the address, or leave it out for a private cluster"

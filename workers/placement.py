@@ -78,7 +78,8 @@ def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> No
     """
     free = [dict(node) for node in nodes]
     lacking = []
-    for bundle in sorted(placement.bundles, key=lambda bundle: -sum(bundle.values())):
+    # Bundles with a GPU choose first: those without one would take the CPUs beside it.
+    for bundle in sorted(placement.bundles, key=lambda bundle: (-bundle.get("GPU", 0.0), -bundle["CPU"])):
         home = next((node for node in free if all(node.get(kind, 0) >= n for kind, n in bundle.items())), None)
         if home is None:
             lacking.append(bundle)

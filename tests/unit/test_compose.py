@@ -1,0 +1,213 @@
+"""The command line: what becomes of it, and how mistakes are answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tandem.conf
+from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
+from tandem.platform.config import Config, ConfigError, settings
+from tandem.platform.validate import validate
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides)
+    return str(caught.value)
+
+
+def test_defaults() -> None:
+    config, given = compose([])
+    assert given == set()
+    assert isinstance(config, Config)
+    assert (config.adv_estimator, config.algo.name, config.model.name) == ("gae", "ppo", "tiny")
+    assert config.reward.functions == {"exact_match": 1.0}
+    assert validate(config, given) == []
+
+
+def test_algo_sets_the_estimator_and_its_numbers() -> None:
+    config, given = compose(["algo=grpo"])
+    assert (config.adv_estimator, config.algo.name) == ("grpo", "grpo")
+    assert validate(config, given) == []
+
+
+def test_estimator_alone_changes_only_the_estimator() -> None:
+    config, given = compose(["adv_estimator=grpo"])
+    assert (config.adv_estimator, config.algo.name) == ("grpo", "ppo")
+    assert given == {"adv_estimator"}
+    assert validate(config, given) == []
+
+
+@pytest.mark.parametrize("choice", ["algo=grpo", "adv_estimator=grpo"])
+@pytest.mark.parametrize("critic", ["critic.lr=1e-3", "critic={lr: 1e-3}", "++critic.lr=1e-3"])
+def test_critic_setting_without_a_critic_is_refused(choice: str, critic: str) -> None:
+    config, given = compose([choice, critic])
+    with pytest.raises(ConfigError, match=r"critic.lr is set, but adv_estimator=grpo does not read it"):
+        validate(config, given)
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_mistyped_key_is_refused_whatever_stands_before_it(prefix: str) -> None:
+    text = refused(f"{prefix}algo.clip_ratio_hgih=.3")
+    assert text == "algo.clip_ratio_hgih: no such setting. Did you mean algo.clip_ratio_high?"
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("modle=tiny", "modle: no such setting. Did you mean model?"),
+        ("run={stps: 3}", "run.stps: no such setting. Did you mean run.steps?"),
+        ("model={tiny: {layer: 3}}", "model.tiny.layer: no such setting. Did you mean model.tiny.layers?"),
+        ("hydra.run.dir=x", "hydra.run.dir: no such setting"),
+        ("reward.functions.exact_match.x=1", "reward.functions.exact_match.x: no such setting"),
+        ("+zzz=1", "zzz: no such setting. `python launch/main.py --settings` lists all"),
+        ("algo=grpoo", "algo=grpoo: there is grpo, ppo. Did you mean grpo?"),
+        ("algo=null", "algo=null: there is grpo, ppo"),
+        ("algo=[ppo,grpo]", "algo=['ppo', 'grpo']: there is grpo, ppo"),
+        ("algo=3", "algo=3: there is grpo, ppo"),
+        ("algo=ppo,grpo", "algo=ppo,grpo: one value, please"),
+        ("+algo=grpo", "+algo=grpo: write algo=NAME, with one of grpo, ppo"),
+        ("++algo=grpo", "++algo=grpo: write algo=NAME"),
+        ("algo@x=grpo", "algo@x=grpo: write algo=NAME"),
+        ("~algo", "~algo: settings cannot be deleted; give algo another value"),
+        ("~run.name", "~run.name: settings cannot be deleted; give run.name another value"),
+        ("critic=null", "critic=None: critic is a section; set what is in it, as critic.lr=..."),
+        ("run=3", "run=3: run is a section; set what is in it, as run.name=..."),
+        ("run.name=a,b", "run.name=a,b: one value, please. Quote text with commas, run.name='a,b'"),
+        ("run.seed=range(1,3)", "run.seed=range(1,3): one value, please"),
+        ("data.train=a=b.jsonl", "data.train=a=b.jsonl: cannot be read; settings are given as key=value"),
+        ("foo", "foo: cannot be read; settings are given as key=value"),
+        ("'run.seed'=3", "'run.seed'=3: cannot be read"),
+    ],
+)
+def test_refused_before_hydra_composes(override: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_overrides([override])
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("run.steps=two", "run.steps: Value 'two' of type 'str' could not be converted to Integer"),
+        ("run.steps=1.5", "run.steps: Value '1.5' of type 'float' could not be converted to Integer"),
+        ("run.seed=true", "run.seed: Value 'True' of type 'bool' could not be converted to Integer"),
+        ("actor.lr=abc", "actor.lr: Value 'abc' of type 'str' could not be converted to Float"),
+        ("dry_run=ture", "dry_run: Value 'ture' is not a valid bool"),
+        ("model.dtype=null", "model.dtype: field 'model.dtype' is not Optional"),
+        ("reward.functions.exact_match=abc", "reward.functions.exact_match: Value 'abc'"),
+        ("rollout.stop_token_ids=[a]", "rollout.stop_token_ids[0]: Value 'a'"),
+        ("run.name=???", "run.name: must be set"),
+        ("run.name=${nope}", "run.name: Interpolation key 'nope' not found"),
+    ],
+)
+def test_value_of_the_wrong_type(override: str, text: str) -> None:
+    found = refused(override)
+    assert found.startswith(text)
+    assert "\n" not in found
+
+
+def test_given_keys() -> None:
+    overrides = ["algo=grpo", "run={steps: 3, seed: 2}", "++actor.lr=1", "reward.functions.boxed=2", "run.name=null"]
+    assert check_overrides(overrides) == {
+        "algo": "grpo",
+        "run.steps": 3,
+        "run.seed": 2,
+        "actor.lr": 1,
+        "reward.functions.boxed": 2,
+        "run.name": None,
+    }
+
+
+def test_values_reach_the_configuration() -> None:
+    config, given = compose(
+        [
+            "run.name='a,b'",
+            "run={seed: 2}",
+            "run.dir=my runs",
+            "++actor.lr=0.5",
+            "algo.dual_clip=null",
+            "rollout.stop_token_ids=[1,2]",
+            "model.tiny={layers: 2}",
+            "placement=split",
+        ]
+    )
+    assert (config.run.name, config.run.seed, config.run.dir, config.run.steps) == ("a,b", 2, "my runs", 250)
+    assert (config.actor.lr, config.algo.dual_clip, config.rollout.stop_token_ids) == (0.5, None, [1, 2])
+    assert (config.model.tiny.layers, config.model.tiny.heads) == (2, 4)
+    assert config.placement.name == "split"
+    assert "placement" not in given
+    assert {"run.name", "run.seed", "actor.lr", "model.tiny.layers"} <= given
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "reward.functions.boxed=2",
+        "+reward.functions.boxed=2",
+        "++reward.functions.boxed=2",
+        "reward.functions={boxed: 2}",
+        "reward={functions: {boxed: 2}}",
+    ],
+)
+def test_reward_functions_are_named_freely(override: str) -> None:
+    config, _ = compose([override])
+    assert config.reward.functions == {"boxed": 2.0}
+
+
+def test_another_reward_takes_the_place_of_the_default() -> None:
+    assert compose(["reward.function=my.py:score"])[0].reward.functions == {}
+    assert compose(["reward.model=/m"])[0].reward.functions == {}
+
+
+@pytest.mark.parametrize("override", ["model.path=/m", "model={path: /m}"])
+def test_a_path_selects_the_pretrained_model_and_its_rates(override: str) -> None:
+    config, _ = compose([override])
+    assert (config.model.name, config.model.path) == ("pretrained", "/m")
+    assert config.actor.lr == 1e-6
+    assert compose([])[0].actor.lr == 1e-4
+
+
+def test_no_path_selects_nothing() -> None:
+    assert compose(["model.path=null"])[0].model.name == "tiny"
+
+
+def test_a_model_given_by_hand_is_not_replaced() -> None:
+    config, given = compose(["model=tiny", "model.path=/m"])
+    with pytest.raises(ConfigError, match="model=tiny is the embedded model"):
+        validate(config, given)
+
+
+def test_epochs_take_the_place_of_the_default_steps() -> None:
+    config, given = compose(["run.epochs=2"])
+    assert (config.run.steps, config.run.epochs) == (None, 2.0)
+    assert validate(config, given) == []
+
+
+def test_steps_and_epochs_both_by_hand_are_refused() -> None:
+    config, given = compose(["run.epochs=2", "run.steps=10"])
+    with pytest.raises(ConfigError, match=r"run.steps=10 steps and run.epochs=2.0 epochs: set exactly one"):
+        validate(config, given)
+
+
+def test_every_choice_of_every_group_composes_and_passes() -> None:
+    for group, names in config_groups().items():
+        for name in names:
+            overrides = [f"{group}={name}"] + (["model.path=/m"] if name == "pretrained" else [])
+            config, given = compose(overrides)
+            assert validate(config, given) == [], overrides
+            assert given <= {"model.path"}
+
+
+def test_the_yaml_files_set_only_what_is_declared() -> None:
+    """Hydra checks them against the schema; here, that none of them names a class to build."""
+    for path in Path(tandem.conf.__file__).parent.rglob("*.yaml"):
+        assert "_target_" not in path.read_text(), path
+
+
+def test_keys_of_the_schema() -> None:
+    keys = setting_keys()
+    assert list(keys) == [key for key, _, _ in settings(Config())]
+    assert [key for key, free in keys.items() if free] == ["reward.functions"]

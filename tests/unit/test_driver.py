@@ -1,0 +1,365 @@
+"""The loop: what it asks of the roles, and in which order. The roles here only write down what they are asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from unit_batches import make_rollout
+
+from tandem.platform import driver as driver_module
+from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
+from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch, Values
+from tandem.platform.config import Config
+from tandem.platform.data import DataOrder, Row
+from tandem.platform.driver import Driver, StepResult
+from tandem.platform.evaluate import Evaluation
+from tandem.platform.prompts import EncodedRow
+from tandem.platform.protocols import Roles, Sampling, Totals
+from tandem.platform.source import PromptSource
+from tandem.platform.spans import PHASES, Spans
+
+
+@dataclass
+class Log:
+    """What happened, in order."""
+
+    events: list[str] = field(default_factory=list)
+
+    def names(self, *wanted: str) -> list[str]:
+        return [event for event in self.events if event.split()[0] in wanted]
+
+
+class FakeActor:
+    def __init__(self, log: Log, name: str = "actor") -> None:
+        self.log, self.name = log, name
+        self.minibatches: list[list[TrainBatch]] = []
+
+    def logprobs(self, batch: RolloutBatch) -> Tensor:
+        self.log.events.append(f"{self.name}.logprobs")
+        return torch.full(batch.tokens.shape, -0.5)
+
+    def values(self, batch: RolloutBatch) -> Values:
+        self.log.events.append(f"{self.name}.values")
+        return Values(torch.zeros(batch.tokens.shape), torch.zeros(len(batch)))
+
+    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
+        self.log.events.append(f"{self.name}.update")
+        self.minibatches.append(list(minibatches))
+        return Totals({f"{self.name}/loss": (3.0, 2.0)}, {f"{self.name}/ratio_max": 1.0})
+
+    def weight_buckets(self) -> Iterator[Any]:
+        yield from ("first", "second")
+
+    def weight_checksums(self) -> dict[str, int]:
+        return {"w": 7}
+
+    def memory(self) -> dict[str, int]:
+        return {"weights": 10, "peak": 20}
+
+
+class FakeRewards:
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        self.log.events.append(f"score {len(rollouts)}")
+        return [Score(float(n % 2)) for n in range(len(rollouts))]
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+
+class FakeRollouts:
+    """Samples two tokens per response with the version of the weights at submission."""
+
+    def __init__(self, log: Log) -> None:
+        self.log, self.version = log, -1
+        self.sampled: list[tuple[list[int], Sampling]] = []
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
+        kind = "eval" if sampling.temperature == 0 else "train"
+        self.log.events.append(f"submit {kind} {sampling.seed[-1]}")
+        self.sampled.append(([prompt.group_id for prompt in prompts], sampling))
+        return [
+            make_rollout(prompt.ids, group=prompt.group_id, version=self.version)
+            for prompt in prompts
+            for _ in range(sampling.samples)
+        ]
+
+    def collect(self, ticket: Any) -> list[Rollout]:
+        self.log.events.append("collect")
+        return list(ticket)
+
+    def load_weights(self, bucket: Any) -> None:
+        self.log.events.append(f"load {bucket}")
+
+    def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
+        assert checksums == {"w": 7}
+        self.version = version
+        self.log.events.append(f"publish {version}")
+
+    def memory(self) -> dict[str, int]:
+        return {"peak": 5}
+
+
+@dataclass
+class Run:
+    """A driver with fake roles, and what came of it."""
+
+    config: Config
+    log: Log
+    driver: Driver
+    rollouts: FakeRollouts
+    actor: FakeActor
+    critic: FakeActor | None
+    steps: list[tuple[int, StepResult]]
+    evals: list[dict[str, float]]
+    phases: list[str]
+
+
+def make(estimator: str = "gae", steps: int = 2, kl: float = 0.0, evaluate: bool = False, **changes: int) -> Run:
+    """A run of `steps` steps with 2 prompts of 2 samples; `changes` are staleness, warmup, every, epochs, minibatches."""
+    config = Config(adv_estimator=estimator)
+    config.data.prompts_per_step = config.rollout.samples_per_prompt = 2
+    config.algo.kl_loss_coef = kl
+    config.rollout.max_staleness = changes.get("staleness", 0)
+    config.critic.warmup_steps = changes.get("warmup", 0)
+    config.eval.every, config.eval.before_training = changes.get("every", 0), bool(changes.get("before", 1))
+    config.train.epochs_per_batch, config.train.minibatches = changes.get("epochs", 1), changes.get("minibatches", 1)
+    config.run.seed = changes.get("seed", 0)
+    algorithm = resolve("any", estimator, "clipped_surrogate")
+    log = Log()
+    actor, rollouts = FakeActor(log), FakeRollouts(log)
+    critic = FakeActor(log, "critic") if algorithm.needs_critic else None
+    reference = FakeActor(log, "reference") if config.needs_reference else None
+    rows = [EncodedRow(Row("p"), (3, 4), "p") for _ in range(10)]
+    source = PromptSource(rows, DataOrder(10, 2, seed=0))
+    held_out = Evaluation("held", [Prompt((3,), 0, "p")], 4, 0, 1.0) if evaluate else None
+    found: list[tuple[int, StepResult]] = []
+    evals: list[dict[str, float]] = []
+    phases: list[str] = []
+    driver = Driver(
+        config,
+        algorithm,
+        Roles(actor, FakeRewards(log), rollouts, critic, reference),
+        source,
+        steps,
+        held_out,
+        Spans(phases.append),
+        on_step=lambda step, result: found.append((step, result)),
+        on_eval=evals.append,
+    )
+    return Run(config, log, driver, rollouts, actor, critic, found, evals, phases)
+
+
+def test_order_of_a_step_with_a_critic() -> None:
+    run = make(steps=1)
+    run.driver.run()
+    assert run.log.events == [
+        *["load first", "load second", "publish 0"],
+        *["submit train 1", "collect", "score 4", "actor.logprobs", "critic.values", "critic.update", "actor.update"],
+        *["load first", "load second", "publish 1"],
+    ]
+
+
+def test_order_of_a_step_without_a_critic() -> None:
+    run = make("grpo", steps=1)
+    run.driver.run()
+    assert run.log.events[3:-3] == ["submit train 1", "collect", "score 4", "actor.logprobs", "actor.update"]
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_reference_is_asked_only_for_a_kl_term(estimator: str, kl: float) -> None:
+    run = make(estimator, steps=1, kl=kl)
+    run.driver.run()
+    assert ("reference.logprobs" in run.log.events) == (kl > 0)
+    assert (run.actor.minibatches[0][0].ref_logprobs is not None) == (kl > 0)
+    assert run.steps[0][1].metrics.get("kl/coef") == (kl or None)
+
+
+def test_phases_are_entered_in_their_order_and_timed_under_their_names() -> None:
+    run = make(steps=1, kl=0.1)
+    run.driver.run()
+    assert [name for name in run.phases if name in PHASES] == list(PHASES)
+    metrics = run.steps[0][1].metrics
+    split = ("infer_old", "infer_reference", "infer_values", "update_critic", "update_actor")
+    for name in (*PHASES, *split, "step"):
+        assert metrics[f"time/{name}_s"] >= 0
+    assert metrics["time/step_s"] >= sum(metrics[f"time/{name}_s"] for name in PHASES)
+
+
+def test_without_a_critic_nothing_is_timed_for_one() -> None:
+    run = make("grpo", steps=1)
+    run.driver.run()
+    assert not [key for key in run.steps[0][1].metrics if "critic" in key or "values" in key]
+
+
+def test_critic_and_actor_see_the_same_mini_batches() -> None:
+    run = make(steps=2, epochs=2, minibatches=2)
+    run.driver.run()
+    assert run.critic is not None
+    for ours, theirs in zip(run.actor.minibatches, run.critic.minibatches, strict=True):
+        assert len(ours) == 4
+        assert all(a is b for a, b in zip(ours, theirs, strict=True))
+
+
+def orders(run: Run) -> list[list[list[int]]]:
+    return [[part.rollout.group_ids.tolist() for part in parts] for parts in run.actor.minibatches]
+
+
+@pytest.mark.parametrize("seed", [0, 10**24])
+def test_order_of_updates_follows_from_seed_and_step(seed: int) -> None:
+    runs = [make(steps=4, epochs=4, seed=seed) for _ in range(2)]
+    for run in runs:
+        run.driver.run()
+    assert orders(runs[0]) == orders(runs[1])
+    shifted = [[[group - 2 * step for group in part] for part in parts] for step, parts in enumerate(orders(runs[0]))]
+    assert len({str(parts) for parts in shifted}) > 1
+
+
+def test_critic_warm_up_leaves_the_actor_alone_and_publishes_nothing() -> None:
+    run = make(steps=3, warmup=2)
+    run.driver.run()
+    assert run.log.names("actor.update", "critic.update", "publish") == [
+        *["publish 0", "critic.update", "critic.update", "critic.update", "actor.update", "publish 1"],
+    ]
+    assert [result.metrics["policy/version"] for _, result in run.steps] == [0, 0, 1]
+    assert "actor/loss" not in run.steps[0][1].metrics
+    assert run.steps[2][1].metrics["actor/loss"] == 1.5
+
+
+def test_warm_up_of_a_critic_that_does_not_exist_is_nothing() -> None:
+    run = make("grpo", steps=1, warmup=2)
+    run.driver.run()
+    assert "actor.update" in run.log.events
+
+
+def test_synchronous_samples_are_of_the_current_policy() -> None:
+    run = make(steps=3)
+    run.driver.run()
+    assert run.log.names("submit", "collect", "publish") == [
+        *["publish 0", "submit train 1", "collect", "publish 1"],
+        *["submit train 2", "collect", "publish 2", "submit train 3", "collect", "publish 3"],
+    ]
+    assert [result.metrics["rollout/staleness_mean"] for _, result in run.steps] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 5])
+def test_staleness_submits_ahead_and_never_lags_more(staleness: int) -> None:
+    run = make(steps=4, staleness=staleness)
+    run.driver.run()
+    versions = [[rollout.policy_version for rollout in result.rollouts] for _, result in run.steps]
+    assert versions == [[max(0, step - staleness)] * 4 for step in range(4)]
+    lags = [result.metrics["rollout/staleness_mean"] for _, result in run.steps]
+    assert lags == [min(step, staleness) for step in range(4)]
+    first = run.log.events.index("collect")
+    assert len([event for event in run.log.events[:first] if event.startswith("submit")]) == min(1 + staleness, 4)
+    assert run.log.names("submit") == [f"submit train {step}" for step in (1, 2, 3, 4)]  # each once, none beyond the end
+
+
+def test_prompts_and_seeds_of_each_step_do_not_depend_on_staleness() -> None:
+    runs = [make(steps=3, staleness=staleness) for staleness in (0, 2)]
+    for run in runs:
+        run.driver.run()
+    assert runs[0].rollouts.sampled == runs[1].rollouts.sampled
+    seeds = [sampling.seed for _, sampling in runs[0].rollouts.sampled]
+    assert len(set(seeds)) == 3
+    assert [groups for groups, _ in runs[0].rollouts.sampled] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_evaluation_before_training_every_n_and_at_the_end() -> None:
+    run = make(steps=5, every=2, evaluate=True)
+    run.driver.run()
+    assert run.log.names("submit") == [
+        *["submit eval 0", "submit train 1", "submit train 2", "submit eval 2"],
+        *["submit train 3", "submit train 4", "submit eval 4", "submit train 5", "submit eval 5"],
+    ]
+    assert [step for step, result in run.steps if "eval/held/greedy" in result.metrics] == [2, 4, 5]
+    assert "eval/held/greedy" in run.evals[0]
+    assert all("time/evaluate_s" in result.metrics for step, result in run.steps if step in (2, 4, 5))
+    assert all(result.metrics["step"] == step for step, result in run.steps)
+
+
+def test_evaluation_on_the_last_step_comes_once() -> None:
+    run = make(steps=4, every=2, evaluate=True)
+    run.driver.run()
+    assert run.log.names("submit").count("submit eval 4") == 1
+
+
+def test_evaluation_sees_the_policy_of_its_step() -> None:
+    run = make(steps=2, every=1, evaluate=True)
+    run.driver.run()
+    assert run.log.names("submit", "publish") == [
+        *["publish 0", "submit eval 0", "submit train 1", "publish 1", "submit eval 1"],
+        *["submit train 2", "publish 2", "submit eval 2"],
+    ]
+
+
+def test_no_evaluation_before_training_if_so_set() -> None:
+    run = make(steps=1, before=0, evaluate=True)
+    run.driver.run()
+    assert run.evals == []
+    assert run.log.names("submit") == ["submit train 1", "submit eval 1"]
+
+
+def test_evaluating_does_not_change_what_is_trained_on() -> None:
+    runs = [make(steps=3, every=every, evaluate=bool(every), before=every) for every in (0, 1)]
+    for run in runs:
+        run.driver.run()
+    trained = [[item for item in run.rollouts.sampled if item[1].temperature > 0] for run in runs]
+    assert trained[0] == trained[1]
+    assert orders(runs[0]) == orders(runs[1])
+
+
+def test_no_steps_only_evaluate() -> None:
+    run = make(steps=0, evaluate=True)
+    run.driver.run()
+    assert run.steps == []
+    assert "eval/held/greedy" in run.evals[0]
+    assert "collect" in run.log.events
+
+
+def test_metrics_of_a_step() -> None:
+    run = make(steps=1)
+    run.driver.run()
+    metrics = run.steps[0][1].metrics
+    expected = {
+        "step": 1,
+        "policy/version": 1,
+        "reward/mean": 0.5,
+        "actor/loss": 1.5,
+        "critic/loss": 1.5,
+        "rollout/logprob_gap": 0,
+        "memory/actor/weights_bytes": 10,
+        "memory/critic/peak_bytes": 20,
+        "memory/rollout/peak_bytes": 5,
+        "samples/sampled": 4,
+        "tokens/trained": 8,
+    }
+    assert {key: metrics[key] for key in expected} == expected
+    assert metrics["tokens/response_per_s"] == pytest.approx(metrics["tokens/response"] / metrics["time/step_s"])
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_roles_must_match_what_the_algorithm_asks_for(estimator: str) -> None:
+    wrong = resolve("any", {"gae": "grpo", "grpo": "gae"}[estimator], "clipped_surrogate")
+    run = make(estimator)
+    with pytest.raises(AssertionError, match="the critic follows from the algorithm alone"):
+        Driver(run.config, wrong, run.driver.roles, run.driver.source, 1)
+
+
+def test_the_step_stays_short() -> None:
+    assert len(inspect.getsource(Driver.step).splitlines()) < 25
+
+
+def test_the_driver_names_no_algorithm() -> None:
+    source = inspect.getsource(driver_module).lower()
+    for name in ("ppo", *ESTIMATORS, *POLICY_LOSSES, "config.adv_estimator", "algorithm.name"):
+        assert name not in source, name

@@ -1,0 +1,114 @@
+"""metrics.jsonl, summary.json and samples/, written so that nothing done is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit_batches import make_rollout
+
+from tandem.platform.batch import Score, StopReason
+from tandem.platform.records import Recorder, plain, sample_rows, write_json
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_plain_is_json() -> None:
+    found = plain({"step": 3.0, "loss": 0.25, "nan": math.nan, "inf": -math.inf})
+    assert found == {"step": 3, "loss": 0.25, "nan": None, "inf": None}
+    assert isinstance(found["step"], int)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_write_json_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+
+    class Unprintable:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    with pytest.raises(RuntimeError):
+        write_json(path, {"a": Unprintable()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_step_is_on_disk_at_once(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, time.time())
+    recorder.step(1, {"step": 1.0, "policy/loss": 0.5}, time.time())
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "policy/loss": 0.5}]
+    recorder.close("finished")
+
+
+def test_summary_of_a_run(tmp_path: Path) -> None:
+    started = time.time() - 100
+    recorder = Recorder(tmp_path, started)
+    recorder.first_evaluation({"eval/addition/greedy": 0.25})
+    recorder.step(1, {"step": 1.0, "memory/actor/peak_bytes": 900.0, "memory/actor/weights_bytes": 9999.0}, started + 20)
+    measured = {"step": 2.0, "memory/actor/peak_bytes": 400.0, "memory/critic/peak_bytes": 7.0, "eval/addition/greedy": 0.5}
+    recorder.step(2, measured, started + 30)
+    recorder.close("finished")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["error"] is None
+    assert summary["steps"] == 2
+    assert summary["time/startup_s"] == pytest.approx(20)
+    assert 100 <= summary["time/total_s"] < 110
+    assert summary["eval_first"] == {"step": 0, "eval/addition/greedy": 0.25}
+    assert summary["eval_last"] == {"step": 2, "eval/addition/greedy": 0.5}
+    assert summary["peak_memory_bytes"] == {"actor": 900, "critic": 7}
+    assert summary["metrics"]["step"] == 2
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_summary_of_a_run_that_failed_before_its_first_step(tmp_path: Path) -> None:
+    Recorder(tmp_path, time.time()).close("failed", "ConfigError: no")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["error"], summary["steps"]) == ("failed", "ConfigError: no", 0)
+    assert summary["eval_first"] is None
+    assert summary["eval_last"] is None
+    assert summary["time/startup_s"] is None
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_no_evaluation_leaves_no_step_zero(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, time.time())
+    recorder.first_evaluation({})
+    recorder.close("finished")
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_samples_as_a_person_reads_them(tmp_path: Path) -> None:
+    rollout = make_rollout(text="7é", answer="7", group=4, stop=StopReason.LENGTH, version=3)
+    scored = [Score(1.0, {"exact_match": 1.0}), Score(None, {"exact_match": None}, "timeout")]
+    recorder = Recorder(tmp_path, time.time())
+    recorder.samples(20, sample_rows([rollout, rollout], scored, [0.5, 0.0]))
+    recorder.close("finished")
+    first, second = lines(tmp_path / "samples" / "step-000020.jsonl")
+    assert first == {
+        "group_id": 4,
+        "prompt": "prompt",
+        "response": "7é",
+        "answer": "7",
+        "reward": 1.0,
+        "parts": {"exact_match": 1.0},
+        "problem": None,
+        "advantage": 0.5,
+        "stop": "length",
+        "response_tokens": 2,
+        "policy_version": 3,
+    }
+    assert (second["reward"], second["problem"]) == (None, "timeout")
+    assert "7é" in (tmp_path / "samples" / "step-000020.jsonl").read_text()
+
+
+def test_samples_must_pair() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        sample_rows([make_rollout()], [], [])
