@@ -1,7 +1,7 @@
 """Trains the embedded task with each algorithm and seed, and prints a table: accuracy before and after, seconds.
 
-    python benchmarks/learning.py                       # ppo and grpo, seeds 0, 1, 2; writes benchmarks/results/learning.md
-    python benchmarks/learning.py --algos ppo --seeds 3 -- run.steps=100
+python benchmarks/learning.py                       # ppo and grpo, seeds 0, 1, 2; writes benchmarks/results/learning.md
+python benchmarks/learning.py --algos ppo --seeds 3 -- run.steps=100
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 def train(algo: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """One run by the command users type; returns its summary."""
     name = f"{algo}-{seed}"
-    command = [sys.executable, "launch/main.py", f"algo={algo}", f"run.seed={seed}", f"run.name={name}", f"run.dir={folder}"]
+    command = [
+        sys.executable,
+        "launch/main.py",
+        f"algo={algo}",
+        f"run.seed={seed}",
+        f"run.name={name}",
+        f"run.dir={folder}",
+    ]
     subprocess.run([*command, *overrides], cwd=ROOT, check=True)
     summary: dict[str, Any] = json.loads((folder / name / "summary.json").read_text())
     return summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.launch import prepare
-from tandem.launch.build import placement_of
+from tandem.launch.roles import placement_of
 from tandem.launch.run import redacted
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve

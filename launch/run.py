@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem.launch import prepare
-from tandem.launch.build import RayRoles, inline_roles
 from tandem.launch.display import Display, make_display
+from tandem.launch.roles import RayRoles, inline_roles
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config, ConfigError

@@ -1,4 +1,4 @@
-"""Actor and critic on two Ray actors over gloo: the update, log-probs, values and weights of one rank, at every ZeRO stage."""
+"""Actor and critic on two Ray actors over gloo, at every ZeRO stage: they give what one rank gives."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def test_two_actor_ranks_equal_one(tiny_path: str, stage: int) -> None:
         assert len(group.weight_checksums()) == len(alone.weight_checksums())
         ours, theirs = group.memory(), alone.memory()
         assert abs(ours["weights"] - theirs["weights"] * (1 if stage == 3 else 2)) < 0.2 * theirs["weights"]
-        assert abs(ours["optimizer"] - theirs["optimizer"] * {0: 2, 1: 1.5, 2: 1.5, 3: 1.5}[stage]) < 0.2 * ours["optimizer"]
+        assert (
+            abs(ours["optimizer"] - theirs["optimizer"] * {0: 2, 1: 1.5, 2: 1.5, 3: 1.5}[stage]) < 0.2 * ours["optimizer"]
+        )
     finally:
         kill(ranks)
 

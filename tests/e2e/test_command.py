@@ -95,7 +95,14 @@ def test_inline_and_ray_give_the_same_numbers(repo: Path, cache: str, tmp_path: 
         done = run(repo, cache, *common, "placement.threads_per_rank=1")
         assert done.returncode == 0, done.stderr
         runs.append(records(tmp_path / cluster)[0])
-    compared = ("reward/mean", "response/length_mean", "policy/loss", "policy/entropy", "policy/grad_norm", "tokens/response")
+    compared = (
+        "reward/mean",
+        "response/length_mean",
+        "policy/loss",
+        "policy/entropy",
+        "policy/grad_norm",
+        "tokens/response",
+    )
     for inline, local in zip(runs[0][1:], runs[1][1:], strict=True):
         assert not any(name.startswith(("critic/", "memory/critic")) for name in local)
         for name in compared:
@@ -195,7 +202,9 @@ def test_own_data_and_reward_function(repo: Path, cache: str, tmp_path: Path) ->
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n), "level": n}) + "\n" for n in range(9)))
     own = tmp_path / "own.py"
-    own.write_text("def short(sample):\n    print('seen', sample.metadata['level'])\n    return 1.0 / sample.response_tokens\n")
+    own.write_text(
+        "def short(sample):\n    print('seen', sample.metadata['level'])\n    return 1.0 / sample.response_tokens\n"
+    )
     done = run(
         repo,
         cache,
@@ -287,7 +296,9 @@ def test_mistakes_are_refused_by_name(repo: Path, cache: str, tmp_path: Path, ov
 
 def test_help_is_fast_and_a_dry_run_starts_nothing(repo: Path, cache: str, tmp_path: Path) -> None:
     started = time.monotonic()
-    shown = subprocess.run([sys.executable, "launch/main.py", "--help"], capture_output=True, text=True, cwd=repo, check=True)
+    shown = subprocess.run(
+        [sys.executable, "launch/main.py", "--help"], capture_output=True, text=True, cwd=repo, check=True
+    )
     assert "algo=ppo" in shown.stdout
     assert time.monotonic() - started < 2
     plan = run(repo, cache, "dry_run=true", "algo=grpo", f"run.dir={tmp_path}")

@@ -1,0 +1,39 @@
+"""Which roles exist, as Ray itself sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("placement", ["colocated", "split"])
+def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str, placement: str) -> None:
+    """By name of role in Ray's state API: PPO has a critic, GRPO has no critic actor, no bundle and no bytes for one."""
+    from ray.util.state import list_actors, list_placement_groups
+
+    from tandem.launch.compose import compose
+    from tandem.launch.roles import RayRoles
+    from tandem.platform.algorithms import resolve
+    from tandem.workers.cluster import connected
+
+    expected = {
+        "ppo": {"actor-0", "critic-0", "reward-0", "rollout-0"},
+        "grpo": {"actor-0", "reference-0", "reward-0", "rollout-0"},
+    }
+    for algo, names in expected.items():
+        kl = ["algo.kl_loss_coef=0.1"] if algo == "grpo" else []
+        config, _ = compose([f"algo={algo}", f"placement={placement}", "cluster.num_cpus=2", *kl])
+        algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+        with connected(config.cluster, dashboard=True) as cpus:
+            roles = RayRoles(config, algorithm, tiny_path, cpus)
+            ready = roles.wait()
+            alive = list_actors(filters=[("state", "=", "ALIVE")])
+            assert {actor.name for actor in alive} == names
+            assert any("Critic" in actor.class_name for actor in alive) == (algo == "ppo")
+            [group] = list_placement_groups(detail=True)
+            assert len(group.bundles) == (1 if placement == "colocated" else 4)
+            assert set(ready.named()) == {name.partition("-")[0] for name in names}
+            assert (ready.critic is None) == (algo == "grpo")
+            roles.close()
+            assert not list_actors(filters=[("state", "=", "ALIVE")])

@@ -1,0 +1,154 @@
+"""The traps of the layout: `platform/` is a namespace portion, import directions, what a wheel holds."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("platform", "workers", "conf", "launch")
+ALLOWED = {
+    "platform": {"platform"},
+    "workers": {"workers", "platform"},
+    "conf": set[str](),
+    "launch": {"launch", "workers", "platform", "conf"},
+}
+FORBIDDEN_IN_PLATFORM = {"ray", "deepspeed", "vllm", "hydra", "omegaconf", "transformers"}
+
+
+def sources(repo: Path, folder: str) -> list[Path]:
+    return sorted((repo / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of all modules a file imports, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "tandem" else {str(node.module)}
+            )
+    return found
+
+
+def test_platform_is_no_package(repo: Path) -> None:
+    assert not (repo / "platform" / "__init__.py").exists()
+    assert not (repo / "tests" / "platform").exists()
+    for folder in ("workers", "conf", "launch"):
+        assert (repo / folder / "__init__.py").exists()
+
+
+def test_the_standard_library_wins_with_the_root_on_the_path(repo: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import platform, uuid; print(platform.__file__)"
+    done = subprocess.run([sys.executable, "-c", code, str(repo)], capture_output=True, text=True, check=True, cwd=repo)
+    assert done.stdout.startswith(sysconfig.get_path("stdlib"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_import_directions(repo: Path, folder: str) -> None:
+    for path in sources(repo, folder):
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            assert top not in FOLDERS or top == "platform", f"{path}: import {name} as tandem.{name}"
+            if top == "tandem":
+                assert rest.partition(".")[0] in ALLOWED[folder], f"{path} imports {name}"
+            if folder == "platform":
+                assert top not in FORBIDDEN_IN_PLATFORM, f"{path} imports {name}"
+
+
+def test_the_schema_needs_no_torch() -> None:
+    """Help and mistakes on the command line answer before anything heavy is imported."""
+    code = "import sys, tandem.platform.config, tandem.launch.main, tandem.launch.compose; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_scripts_shadow_no_module(repo: Path) -> None:
+    """`python launch/main.py` puts launch/ first on sys.path, of every Ray worker too."""
+    names = {path.stem for path in sources(repo, "launch")} - {"__init__"}
+    installed = {path.name.removesuffix(".py") for path in Path(sysconfig.get_path("purelib")).iterdir()}
+    assert not names & (set(sys.stdlib_module_names) | installed)
+
+
+def test_packages_are_all_listed(repo: Path) -> None:
+    listed = tomllib.loads((repo / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {
+        "tandem." + ".".join(path.parent.relative_to(repo).parts) for folder in FOLDERS for path in sources(repo, folder)
+    }
+    assert set(listed) == there
+
+
+def test_names_of_rewards_and_estimators_are_choices_of_the_schema() -> None:
+    from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES
+    from tandem.platform.config import Config, settings
+    from tandem.platform.kl import KL_ESTIMATORS
+    from tandem.platform.losses import AGGREGATIONS
+    from tandem.platform.tasks import TASKS
+    from tandem.workers.rollout import ENGINES
+    from tandem.workers.trained import BACKENDS
+
+    choices = {key: set(meta["choices"]) for key, _, meta in settings(Config()) if meta.get("choices")}
+    assert choices["adv_estimator"] == set(ESTIMATORS)
+    assert choices["algo.policy_loss"] == set(POLICY_LOSSES)
+    assert choices["algo.kl_loss_estimator"] == choices["algo.kl_reward_estimator"] == set(KL_ESTIMATORS)
+    assert choices["algo.loss_aggregation"] == set(AGGREGATIONS)
+    assert choices["task.name"] == set(TASKS)
+    assert choices["rollout.engine"] == set(ENGINES)
+    assert choices["trainer.name"] == set(BACKENDS)
+
+
+def test_every_setting_is_read(repo: Path) -> None:
+    """A setting that no code reads is a promise not kept."""
+    from tandem.platform.config import Config, settings
+
+    folders = ("platform", "workers", "launch")
+    code = "\n".join(
+        path.read_text()
+        for folder in folders
+        for path in sources(repo, folder)
+        if path.name not in ("config.py", "settings.py")
+    )
+    read = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+    read |= {
+        node.attr
+        for node in ast.walk(ast.parse((repo / "platform" / "config.py").read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    unread = [key for key, _, _ in settings(Config()) if key.rpartition(".")[2] not in read]
+    assert not unread
+
+
+def test_files_and_functions_stay_small(repo: Path) -> None:
+    for folder in FOLDERS:
+        for path in sources(repo, folder):
+            text = path.read_text()
+            assert len(text.splitlines()) <= 400, path
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_everything(repo: Path, tmp_path: Path) -> None:
+    """What an editable install finds by accident, a wheel must list."""
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(repo)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("tandem/")}
+    expected = {
+        f"tandem/{path.relative_to(repo)}"
+        for folder in FOLDERS
+        for path in (repo / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".md") and "__pycache__" not in path.parts
+    }
+    assert packed == expected
