@@ -166,6 +166,8 @@ def relative(
 )
 def test_group_std(group_std: str, expected: list[float]) -> None:
     assert np.allclose(relative([1, 0, 0, 0], group_std=group_std), expected, atol=1e-6)
+    if group_std == "none":
+        assert relative([1, 0, 0, 0], group_std="none").tolist() == expected  # exactly: nothing is added to 1
 
 
 def test_group_std_of_the_worked_example() -> None:
