@@ -5,6 +5,7 @@ Heavy imports come after the command line is checked, so help and mistakes answe
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -40,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         print(settings_table())
         return 0
     started_at = _command_start()
+    # OpenMP threads that spin while they wait make a step ten times slower as soon as another process wants a core.
+    # Read when torch is loaded; a private Ray hands it to every worker.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from tandem.launch.compose import compose
     from tandem.platform.config import ConfigError
 

@@ -34,7 +34,9 @@ def connected(config: ClusterConfig, dashboard: bool = False) -> Iterator[float]
         ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, **common)
     else:
         _check_answers(config.address)
-        ray.init(address=config.address, **common)
+        # Workers of a joined cluster do not inherit this process's environment.
+        variables = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
+        ray.init(address=config.address, runtime_env={"env_vars": variables}, **common)
     try:
         yield float(ray.cluster_resources().get("CPU", 0.0))
     finally:
