@@ -9,18 +9,40 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+ACCURACY = "eval/addition/greedy"
+STYLES = {"ppo": "-o", "grpo": "--s"}
 
 
-def train(algo: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """One run by the command users type; returns its summary."""
+@dataclass(frozen=True)
+class Run:
+    """What one run left."""
+
+    algo: str
+    seed: int
+    summary: dict[str, Any]
+    steps: list[dict[str, Any]]
+
+    def accuracy(self) -> list[tuple[int, float]]:
+        """(step, greedy accuracy) of every evaluation."""
+        return [(step["step"], step[ACCURACY]) for step in self.steps if ACCURACY in step]
+
+    def median(self, *keys: str) -> float:
+        """Median over the training steps, the first ten left out, of the sum of some metrics."""
+        return statistics.median(sum(step.get(key, 0.0) for key in keys) for step in self.steps if step["step"] > 10)
+
+
+def train(algo: str, seed: int, folder: Path, overrides: list[str]) -> Run:
+    """One run by the command users type."""
     name = f"{algo}-{seed}"
     command = [
         sys.executable,
@@ -31,17 +53,41 @@ def train(algo: str, seed: int, folder: Path, overrides: list[str]) -> dict[str,
         f"run.dir={folder}",
     ]
     subprocess.run([*command, *overrides], cwd=ROOT, check=True)
-    summary: dict[str, Any] = json.loads((folder / name / "summary.json").read_text())
-    return summary
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return Run(algo, seed, json.loads((folder / name / "summary.json").read_text()), [json.loads(line) for line in lines])
 
 
-def row(algo: str, seed: int, summary: dict[str, Any]) -> str:
+def row(run: Run) -> str:
     """A line of the table."""
-    first, last = (summary[key]["eval/addition/greedy"] for key in ("eval_first", "eval_last"))
+    first, last = (run.summary[key][ACCURACY] for key in ("eval_first", "eval_last"))
+    critic = run.median("time/infer_values_s", "time/update_critic_s") / run.median("time/step_s")
+    itemised = (run.steps[-1].get(f"memory/critic/{kind}_bytes", 0) for kind in ("weights", "gradients", "optimizer"))
     return (
-        f"| {algo} | {seed} | {summary['steps']} | {first:.3f} | {last:.3f} "
-        f"| {summary['time/startup_s']:.0f} | {summary['time/total_s']:.0f} |"
+        f"| {run.algo} | {run.seed} | {run.summary['steps']} | {first:.3f} | {last:.3f} | {run.summary['time/startup_s']:.0f} "
+        f"| {run.summary['time/total_s']:.0f} | {critic:.0%} | {sum(itemised) / 2**20:.1f} |"
     )
+
+
+def figure(runs: list[Run], path: Path) -> None:
+    """Accuracy by training step: a thin line per seed, a thick one for the mean."""
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "tandem"
+    picture, axes = pyplot.subplots(figsize=(7, 3.6))
+    for (algo, style), colour in zip(STYLES.items(), ("#0072b2", "#d55e00"), strict=True):
+        curves = [run.accuracy() for run in runs if run.algo == algo]
+        for curve in curves:
+            axes.plot(*zip(*curve, strict=True), style, color=colour, alpha=0.3, linewidth=1)
+        if curves:
+            means = [(points[0][0], statistics.mean(value for _, value in points)) for points in zip(*curves, strict=True)]
+            axes.plot(
+                *zip(*means, strict=True), style, color=colour, linewidth=2.5, label=f"{algo}, mean of {len(curves)} seeds"
+            )
+    axes.set(xlabel="training step (256 samples each)", ylabel="held-out greedy accuracy", ylim=(0.4, 1.0))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    picture.tight_layout()
+    picture.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -60,18 +106,22 @@ def main() -> None:
         f"on {len(os.sched_getaffinity(0))} cores; {versions}.",
         "",
         "Greedy accuracy on 256 held-out sums, before and after training; seconds from the command to the end of the first",
-        "optimizer step, and in all.",
+        "optimizer step, and in all; the critic's share of a step (`time/infer_values_s + time/update_critic_s` over",
+        "`time/step_s`, medians) and its weights, gradients and optimizer state.",
         "",
-        "| algo | seed | steps | before | after | startup s | total s |",
-        "|---|---|---|---|---|---|---|",
+        "| algo | seed | steps | before | after | startup s | total s | critic, of a step | critic, MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    runs: list[Run] = []
     with tempfile.TemporaryDirectory() as folder:
         for algo in options.algos:
             for seed in options.seeds:
-                lines.append(row(algo, seed, train(algo, seed, Path(folder), options.overrides)))
+                runs.append(train(algo, seed, Path(folder), options.overrides))
+                lines.append(row(runs[-1]))
                 print(lines[-1], flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text("\n".join(lines) + "\n")
+    figure(runs, options.out.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ class PlainDisplay(SilentDisplay):
         evaluated = any(name.startswith("eval/") for name in metrics)
         if step <= 1 or step == self._steps or step % self._every == 0 or evaluated:
             values = "  ".join(f"{label} {value}" for label, value in headline(metrics))
-            self.note(f"step {step}/{self._steps}  {values}")
+            if values:
+                self.note(f"step {step}/{self._steps}  {values}")
 
 
 class RichDisplay(SilentDisplay):

@@ -15,7 +15,7 @@ from tandem.platform.data import Row
 
 # Share of carries that the worked examples forget. Above one half, so that a model which imitates them drops carries
 # when it is greedy, yet keeps some when it samples: that is what reinforcement can find and strengthen.
-FORGOTTEN_CARRIES = 0.75
+FORGOTTEN_CARRIES = 0.7
 MAX_TRAINING_ROWS = 100_000  # larger tasks are sampled, never enumerated
 
 
