@@ -62,9 +62,10 @@ def row(run: Run) -> str:
     first, last = (run.summary[key][ACCURACY] for key in ("eval_first", "eval_last"))
     critic = run.median("time/infer_values_s", "time/update_critic_s") / run.median("time/step_s")
     itemised = (run.steps[-1].get(f"memory/critic/{kind}_bytes", 0) for kind in ("weights", "gradients", "optimizer"))
+    startup, total = (run.summary[f"time/{name}_s"] for name in ("startup", "total"))
     return (
-        f"| {run.algo} | {run.seed} | {run.summary['steps']} | {first:.3f} | {last:.3f} | {run.summary['time/startup_s']:.0f} "
-        f"| {run.summary['time/total_s']:.0f} | {critic:.0%} | {sum(itemised) / 2**20:.1f} |"
+        f"| {run.algo} | {run.seed} | {run.summary['steps']} | {first:.3f} | {last:.3f} "
+        f"| {startup:.0f} | {total:.0f} | {critic:.0%} | {sum(itemised) / 2**20:.1f} |"
     )
 
 
@@ -79,7 +80,8 @@ def figure(runs: list[Run], path: Path) -> None:
         for curve in curves:
             axes.plot(*zip(*curve, strict=True), style, color=colour, alpha=0.3, linewidth=1)
         if curves:
-            means = [(points[0][0], statistics.mean(value for _, value in points)) for points in zip(*curves, strict=True)]
+            by_step = list(zip(*curves, strict=True))
+            means = [(points[0][0], statistics.mean(value for _, value in points)) for points in by_step]
             axes.plot(
                 *zip(*means, strict=True), style, color=colour, linewidth=2.5, label=f"{algo}, mean of {len(curves)} seeds"
             )

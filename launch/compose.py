@@ -45,7 +45,19 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     reward = config.reward
     if not reward.functions and reward.function is None and reward.model is None:
         reward.functions = {"exact_match": 1.0}
+    _make_absolute(config)
     return config, given.keys() - config_groups().keys()
+
+
+def _make_absolute(config: Config) -> None:
+    """Paths that exist here are made absolute: workers may start in another folder. Hub names stay."""
+    for owner, name in ((config.model, "path"), (config.critic, "path"), (config.reward, "model")):
+        path = getattr(owner, name)
+        if path is not None and Path(path).expanduser().exists():
+            setattr(owner, name, str(Path(path).expanduser().absolute()))
+    if config.reward.function is not None:
+        path, colon, function = config.reward.function.rpartition(":")
+        config.reward.function = f"{Path(path).expanduser().absolute()}{colon}{function}" if path else function
 
 
 def register_schema() -> None:

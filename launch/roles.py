@@ -62,12 +62,17 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
     return specs
 
 
-def inline_roles(config: Config, algorithm: Algorithm, path: str) -> Roles:
-    """The roles in this process, one rank each."""
+def inline_workers(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
+    """The workers of every role in this process, one rank each, with their models loaded."""
     rank = Rank(device=config.trainer.device)
     workers = {name: WORKERS[name](spec, rank) for name, spec in role_specs(config, algorithm, path).items()}
     for worker in workers.values():
         worker.start()
+    return workers
+
+
+def inline_roles(workers: dict[str, Any]) -> Roles:
+    """Workers in this process as the roles that the driver asks."""
     return Roles(
         actor=workers["actor"],
         rewards=workers["reward"],

@@ -15,17 +15,19 @@ from typing import Any
 
 from tandem.launch import prepare
 from tandem.launch.display import Display, make_display
-from tandem.launch.roles import RayRoles, inline_roles
+from tandem.launch.roles import RayRoles, inline_roles, inline_workers
 from tandem.launch.versions import versions
-from tandem.platform.algorithms import resolve
+from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver, StepResult
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles
 from tandem.platform.records import Recorder, sample_rows, write_json
 from tandem.platform.spans import Spans
+from tandem.workers.calls import WorkerFailed
 from tandem.workers.cluster import connected
 from tandem.workers.tokenizer import load_tokenizer
+from tandem.workers.trainer import TrainingError
 
 INTERRUPTED, TERMINATED = 130, 143  # exit codes, as a shell counts them
 
@@ -49,30 +51,27 @@ def run(config: Config, started_at: float) -> int:
     except Terminated:
         return _end(recorder, display, "interrupted", "terminated (SIGTERM)", TERMINATED)
     except Exception as error:
-        # A ValueError is for the user to mend: the message says it all. Anything else wants its traceback.
-        if not isinstance(error, ValueError):
+        # These are for the user to mend: the message says it all. Anything else wants its traceback.
+        if not isinstance(error, ValueError | WorkerFailed | TrainingError):
             traceback.print_exc()
         return _end(recorder, display, "failed", f"{type(error).__name__}: {error}", 1)
     return _end(recorder, display, "finished", None, 0)
 
 
 def train(config: Config, recorder: Recorder, display: Display) -> None:
-    """The whole training: roles up, loop, roles down."""
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    """The whole training: model and data, roles up, loop, roles down."""
     signal.signal(signal.SIGTERM, _terminate)
+    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
     display.phase("model")
-    path = prepare.model_path(config, lambda step, total: display.phase(f"warm start {step}/{total}"))
-    with roles_of(config, path) as wait:
-        # Here, since ray.init sets a handler of its own.
-        signal.signal(signal.SIGTERM, _terminate)
-        display.phase("data")
-        prepare.check_context(config, path)
-        tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
-        source = prepare.training_prompts(config, tokenizer, display.note)
-        evaluation = prepare.evaluation(config, tokenizer, display.note)
-        steps = prepare.training_steps(config, len(source.rows))
-        display.phase("roles")
-        roles = wait()
+    path = prepare.model_path(config, lambda step, total: _show_warm_start(display, step, total))
+    prepare.check_context(config, path)
+    display.phase("data")
+    tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+    source = prepare.training_prompts(config, tokenizer, display.note)
+    evaluation = prepare.evaluation(config, tokenizer, display.note)
+    steps = prepare.training_steps(config, len(source.rows))
+    display.phase("roles")
+    with roles_of(config, algorithm, path) as roles:
         display.begin(steps)
         driver = Driver(
             config,
@@ -90,24 +89,19 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
 
 
 @contextmanager
-def roles_of(config: Config, path: str) -> Iterator[Any]:
-    """Starts the roles; yields a function that waits until they are ready and returns them; ends them afterwards."""
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+def roles_of(config: Config, algorithm: Algorithm, path: str) -> Iterator[Roles]:
+    """The roles of the run, ready; ended when the body ends, however that is."""
     with ExitStack() as stack:
         if config.cluster.name == "inline":
-            roles: list[Roles] = []
-            stack.callback(lambda: [one.rewards.close() for one in roles])  # type: ignore[attr-defined]
-
-            def build() -> Roles:
-                roles.append(inline_roles(config, algorithm, path))
-                return roles[0]
-
-            yield build
+            workers = inline_workers(config, algorithm, path)
+            stack.callback(workers["reward"].close)
+            yield inline_roles(workers)
             return
         cpus = stack.enter_context(connected(config.cluster))
+        signal.signal(signal.SIGTERM, _terminate)  # again: ray.init sets a handler of its own
         ray_roles = RayRoles(config, algorithm, path, cpus)
         stack.callback(ray_roles.close)
-        yield ray_roles.wait
+        yield ray_roles.wait()
 
 
 def make_folder(config: Config, started_at: float) -> Path:
@@ -156,6 +150,12 @@ def _keep(config: Config, recorder: Recorder, display: Display, step: int, resul
 def _keep_first(recorder: Recorder, display: Display, metrics: dict[str, float]) -> None:
     recorder.first_evaluation(metrics)
     display.step(0, metrics)
+
+
+def _show_warm_start(display: Display, step: int, total: int) -> None:
+    if step == 1:
+        display.note(f"building the embedded model: {total} steps of supervised fine-tuning, once; then it is in the cache")
+    display.phase(f"warm start {step}/{total}")
 
 
 def _terminate(number: int, frame: Any) -> None:

@@ -1,9 +1,9 @@
-"""What tests share: the embedded model without a warm start, and samples made by hand."""
+"""What tests share: the embedded model without a warm start."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,18 +29,3 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def repo() -> Path:
     """The root of the checkout."""
     return Path(__file__).resolve().parent.parent
-
-
-def make_rollout(prompt: Sequence[int], response: Sequence[int], group: int = 0, **changes: object) -> object:
-    """A rollout of given tokens; `changes` replace its other fields."""
-    from tandem.platform.batch import Prompt, Rollout, StopReason
-
-    fields: dict[str, object] = {
-        "response_mask": (True,) * len(response),
-        "logprobs": (-1.0,) * len(response),
-        "stop": StopReason.STOP,
-        "policy_version": 0,
-        "response_text": "",
-    }
-    own = Prompt(ids=tuple(prompt), group_id=group, text="")
-    return Rollout(prompt=own, response_ids=tuple(response), **{**fields, **changes})  # type: ignore[arg-type]

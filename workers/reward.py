@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 from collections import Counter
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ class RewardWorker:
         """
         self._config = config
         self._weights = _weights(config)
-        specs = [*config.functions, *([_absolute(config.function)] if config.function else [])]
+        specs = [*config.functions, *([config.function] if config.function else [])]
         self._model: RewardModel | None = None
         self._pool: RewardPool | None = None
         if specs:
@@ -117,12 +116,6 @@ def _weights(config: RewardConfig) -> dict[str, float]:
         name, _ = Counter(name for name, _ in named).most_common(1)[0]
         raise ValueError(f"two parts of the reward are called {name!r}; rename yours, or leave the other out")
     return weights
-
-
-def _absolute(spec: str) -> str:
-    """The same `path.py:name`, whatever folder a process starts in."""
-    path, colon, name = spec.rpartition(":")
-    return os.path.abspath(os.path.expanduser(path)) + colon + name if path else spec
 
 
 def _load_model(path: str, device: str, threads: int | None) -> RewardModel:

@@ -1,0 +1,28 @@
+"""The embedded task is learned: the defaults, but for the number of steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_held_out_accuracy_rises(repo: Path, tmp_path: Path, algo: str) -> None:
+    folder = f"run.dir={tmp_path}"
+    command = [sys.executable, "launch/main.py", f"algo={algo}", "run.steps=40", "run.name=learned", folder]
+    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "learned" / "summary.json").read_text())
+    before, after = (summary[key]["eval/addition/greedy"] for key in ("eval_first", "eval_last"))
+    assert before <= 0.6
+    assert after >= 0.7
+    metrics = [json.loads(line) for line in (tmp_path / "learned" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [record["reward/mean"] for record in metrics if "reward/mean" in record]
+    assert sum(rewards[-10:]) > sum(rewards[:10]) + 0.5
