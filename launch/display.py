@@ -126,7 +126,7 @@ class RichDisplay(SilentDisplay):
             TextColumn("elapsed"),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeRemainingColumn(),
             console=self._console,
         )
         self._task = self._bar.add_task("starting", total=None)

@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     # OpenMP threads that spin while they wait make a step ten times slower as soon as another process wants a core.
     # Read when torch is loaded; a private Ray hands it to every worker.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
     from tandem.launch.compose import compose
     from tandem.platform.config import ConfigError
 
