@@ -32,6 +32,7 @@ class Estimator:
     advantages: Advantages
     needs_critic: bool
     min_group: int  # fewest samples per prompt it can work with
+    reads: tuple[str, ...]  # settings that only some estimators read; setting another's by hand is an error
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def _clipped_surrogate(ratio: Tensor, advantages: Tensor, algo: AlgoConfig) -> t
 
 
 ESTIMATORS: dict[str, Estimator] = {
-    "gae": Estimator(_gae, needs_critic=True, min_group=1),
-    "grpo": Estimator(_group_relative, needs_critic=False, min_group=2),
+    "gae": Estimator(_gae, needs_critic=True, min_group=1, reads=("algo.gamma", "algo.lam", "algo.bootstrap_truncated")),
+    "grpo": Estimator(_group_relative, needs_critic=False, min_group=2, reads=("algo.group_std",)),
 }
 """By the name used in `adv_estimator`."""
 

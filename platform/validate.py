@@ -5,15 +5,15 @@ Every message says what is wrong, both values with their units, and what to set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import operator
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
-from tandem.platform.algorithms import Algorithm, resolve
+from tandem.platform.algorithms import ESTIMATORS, Algorithm, resolve
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.rewards import REWARDS
 
-CRITIC_ONLY = ("algo.gamma", "algo.lam", "algo.bootstrap_truncated")
-GROUP_ONLY = ("algo.group_std",)
+BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
 
 
 def validate(config: Config, given: Collection[str] = ()) -> list[str]:
@@ -42,13 +42,8 @@ def _values(config: Config) -> Iterator[str]:
             yield f"{key}={value}: not one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        bounds: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-            ("at_least", lambda bound, v=value: v >= bound, "at least"),  # type: ignore[misc]
-            ("above", lambda bound, v=value: v > bound, "above"),  # type: ignore[misc]
-            ("at_most", lambda bound, v=value: v <= bound, "at most"),  # type: ignore[misc]
-        )
-        for name, holds, words in bounds:
-            if meta.get(name) is not None and not holds(meta[name]):
+        for name, holds, words in BOUNDS:
+            if meta.get(name) is not None and not holds(value, meta[name]):
                 yield f"{key}={value:g}: must be {words} {meta[name]:g}"
 
 
@@ -60,7 +55,9 @@ def _estimator(config: Config, algorithm: Algorithm, given: Collection[str]) -> 
             f"{algorithm.min_group} of them, but rollout.samples_per_prompt={group}. "
             f"Set rollout.samples_per_prompt={algorithm.min_group} or more, or adv_estimator=gae"
         )
-    unread = GROUP_ONLY if algorithm.needs_critic else (*CRITIC_ONLY, "critic")
+    own = ESTIMATORS[config.adv_estimator].reads
+    unread = {key for estimator in ESTIMATORS.values() for key in estimator.reads if key not in own}
+    unread |= set() if algorithm.needs_critic else {"critic"}
     for key in sorted(given):
         if any(key == name or key.startswith(name + ".") for name in unread):
             estimator = f"adv_estimator={config.adv_estimator}"

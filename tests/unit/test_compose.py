@@ -125,7 +125,7 @@ def test_values_reach_the_configuration() -> None:
     config, given = compose(
         [
             "run.name='a,b'",
-            "run={seed: 2}",
+            "run={seed: 2, steps: 9}",
             "run.dir=my runs",
             "++actor.lr=0.5",
             "algo.dual_clip=null",
@@ -134,7 +134,7 @@ def test_values_reach_the_configuration() -> None:
             "placement=split",
         ]
     )
-    assert (config.run.name, config.run.seed, config.run.dir, config.run.steps) == ("a,b", 2, "my runs", 250)
+    assert (config.run.name, config.run.seed, config.run.dir, config.run.steps) == ("a,b", 2, "my runs", 9)
     assert (config.actor.lr, config.algo.dual_clip, config.rollout.stop_token_ids) == (0.5, None, [1, 2])
     assert (config.model.tiny.layers, config.model.tiny.heads) == (2, 4)
     assert config.placement.name == "split"
