@@ -1,7 +1,9 @@
-"""Trains the embedded task with each algorithm and seed, and prints a table: accuracy before and after, seconds.
+"""Trains the embedded task with each algorithm and seed: a table of accuracy, seconds and critic cost, and a figure.
 
-python benchmarks/learning.py                       # ppo and grpo, seeds 0, 1, 2; writes benchmarks/results/learning.md
-python benchmarks/learning.py --algos ppo --seeds 3 -- run.steps=100
+python benchmarks/learning.py         # ppo and grpo, seeds 0, 1, 2; writes learning.md and .svg in benchmarks/results/
+python benchmarks/learning.py --algos ppo --seeds 3 --out /tmp/learning.md -- run.steps=100
+
+The figure needs matplotlib, which the extra `dev` installs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+ALGOS, SEEDS = ["ppo", "grpo"], [0, 1, 2]
 ACCURACY = "eval/addition/greedy"
 STYLES = {"ppo": "-o", "grpo": "--s"}
 
@@ -92,11 +95,18 @@ def figure(runs: list[Run], path: Path) -> None:
     picture.savefig(path, metadata={"Date": None})
 
 
+def _chosen(options: argparse.Namespace) -> list[str]:
+    """The part of the command line that changes the numbers."""
+    words = [] if options.algos == ALGOS else ["--algos", *options.algos]
+    words += [] if options.seeds == SEEDS else ["--seeds", *map(str, options.seeds)]
+    return words + (["--", *options.overrides] if options.overrides else [])
+
+
 def main() -> None:
     """Runs the grid and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algos", nargs="+", default=["ppo", "grpo"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--algos", nargs="+", default=ALGOS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "learning.md")
     parser.add_argument("overrides", nargs="*", help="settings for every run, after --")
     options = parser.parse_args()
@@ -104,7 +114,7 @@ def main() -> None:
     lines = [
         "# Learning on the embedded task",
         "",
-        f"Printed by `python benchmarks/learning.py {' '.join(sys.argv[1:])}`".rstrip("` ") + "`, "
+        f"Printed by `python benchmarks/learning.py{''.join(f' {word}' for word in _chosen(options))}`, "
         f"on {len(os.sched_getaffinity(0))} cores; {versions}.",
         "",
         "Greedy accuracy on 256 held-out sums, before and after training; seconds from the command to the end of the first",
