@@ -68,9 +68,8 @@ class Ranks:
 def _likely_cause(text: str) -> str:
     if "creation task" in text:
         return text
-    if "OOM" in text or "out of memory" in text.lower():
-        return "the node ran out of memory. Use smaller micro-batches, a higher ZeRO stage or more ranks"
     return (
-        "its process ended. The likely cause is that it was killed, most often by the kernel for lack of memory "
-        f"(look for 'Killed process' in dmesg), or that it crashed. Ray says: {' '.join(text.split())[:300]}"
+        "its process ended. The likely cause is that it was killed, most often by the kernel for lack of memory (look for "
+        "'Killed process' in dmesg; smaller micro-batches, a higher ZeRO stage or more ranks need less), or that it crashed. "
+        f"Ray says: {' '.join(text.split())[:300]}"
     )
