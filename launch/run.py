@@ -67,6 +67,8 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     prepare.check_context(config, path)
     display.phase("data")
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+    prepare.check_critic(config, tokenizer)
+    prepare.check_stop_ids(config, tokenizer)
     source = prepare.training_prompts(config, tokenizer, display.note)
     evaluation = prepare.evaluation(config, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
