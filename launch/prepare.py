@@ -60,12 +60,14 @@ def training_steps(config: Config, rows: int) -> int:
 
 
 def check_context(config: Config, path: str) -> None:
-    """Refuses sequences longer than the model has positions for.
+    """Refuses sequences longer than the model, or the reward model, has positions for.
 
     Raises:
         ConfigError: both lengths, and what to set.
     """
     _check_positions(config, "model.path", path)
+    if config.reward.model is not None:
+        _check_positions(config, "reward.model", config.reward.model)
 
 
 def check_critic(config: Config, tokenizer: Any) -> None:

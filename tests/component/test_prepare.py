@@ -50,6 +50,17 @@ def test_a_missing_folder_is_called_one(tmp_path: Path) -> None:
         load_tokenizer(missing)
 
 
+def test_a_sequence_must_fit_the_model_and_the_reward_model(tmp_path: Path) -> None:
+    config = Config()
+    long, short = save(tmp_path / "long"), save(tmp_path / "short", positions=16)
+    prepare.check_context(config, long)
+    with pytest.raises(ConfigError, match=r"= 96 tokens, but the model at model\.path=.*short has 16 positions"):
+        prepare.check_context(config, short)
+    config.reward.model = short
+    with pytest.raises(ConfigError, match=r"the model at reward\.model=.*short has 16 positions"):
+        prepare.check_context(config, long)
+
+
 def test_damaged_weights_are_an_error_of_the_folder(tmp_path: Path) -> None:
     weights = Path(save(tmp_path)) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
