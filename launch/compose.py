@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -26,6 +27,7 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     from omegaconf.errors import OmegaConfBaseException
 
     register_schema()
+    overrides = [_with_home(override) for override in overrides]
     given = check_overrides(overrides)
     if given.get("model.path") is not None and "model" not in given:
         # The embedded model's learning rates would ruin a real one.
@@ -87,6 +89,11 @@ def check_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         else:
             given |= _checked_leaves(key, value, keys, groups)
     return given
+
+
+def _with_home(override: str) -> str:
+    """`key=~/file` as `key=/home/me/file`: shells leave the tilde alone there, and Hydra reads it as a mistake."""
+    return re.sub(r"(?<==)~(?=/)", str(Path.home()), override, count=1)
 
 
 def _parsed(line: str) -> Any:

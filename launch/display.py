@@ -55,8 +55,12 @@ def headline(metrics: Metrics) -> list[tuple[str, str]]:
         ("s/step", "time/step_s", "{:.2f}"),
     )
     shown = [(label, form.format(metrics[key])) for label, key, form in wanted if key in metrics]
+    if metrics.get("reward/unscorable"):
+        shown.append(("unscorable", f"{metrics['reward/unscorable']:.0f} of {metrics['samples/sampled']:.0f}"))
     evals = [
-        (name, f"{value:.3f}") for name, value in metrics.items() if name.endswith(("/greedy", "/mean")) and "eval/" in name
+        (name, f"{value:.3f}")
+        for name, value in metrics.items()
+        if name.startswith("eval/") and not name.endswith(("_unscorable", "_length_mean"))
     ]
     return shown + evals
 

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    if arguments == ["--settings"]:
+    if "--settings" in arguments:
         from tandem.launch.settings import settings_table
 
         print(settings_table())

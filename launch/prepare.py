@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tandem.platform.batch import Prompt
 from tandem.platform.config import Config, ConfigError
-from tandem.platform.data import DataOrder, Row, read_rows
+from tandem.platform.data import DataOrder, Row, check_answers, read_rows
 from tandem.platform.evaluate import Evaluation
-from tandem.platform.prompts import EncodedRows, encode_rows
+from tandem.platform.prompts import EncodedRow, EncodedRows, encode_rows
 from tandem.platform.source import PromptSource, as_prompt
 from tandem.platform.tasks import load_task
+from tandem.workers.models import LOAD_ERRORS, cannot_load
+from tandem.workers.tokenizer import load_tokenizer
 
 
 def model_path(config: Config, on_progress: Callable[[int, int], None]) -> str:
@@ -58,29 +60,71 @@ def training_steps(config: Config, rows: int) -> int:
 
 
 def check_context(config: Config, path: str) -> None:
-    """Refuses sequences longer than the model has positions for.
+    """Refuses sequences longer than the model, or the reward model, has positions for.
 
     Raises:
         ConfigError: both lengths, and what to set.
     """
+    _check_positions(config, "model.path", path)
+    if config.reward.model is not None:
+        _check_positions(config, "reward.model", config.reward.model)
+
+
+def check_critic(config: Config, tokenizer: Any) -> None:
+    """Refuses a `critic.path` that cannot read the actor's sequences: other tokens, or too few positions.
+
+    Raises:
+        ConfigError: what differs.
+    """
+    path = config.critic.path
+    if path is None:
+        return
+    _check_positions(config, "critic.path", path)
+    own = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code).get_vocab()
+    different = sorted(token for token, number in tokenizer.get_vocab().items() if own.get(token) != number)
+    if different:
+        raise ConfigError(
+            f"critic.path={path} has another vocabulary than the actor: {len(different)} of its tokens have another number "
+            f"or are missing, {different[0]!r} first. Set critic.path to a model of the same family, or leave it out"
+        )
+
+
+def check_stop_ids(config: Config, tokenizer: Any) -> None:
+    """Refuses `rollout.stop_token_ids` that can never be sampled.
+
+    Raises:
+        ConfigError: the ids, and how many there are.
+    """
+    unknown = [number for number in config.rollout.stop_token_ids if not 0 <= number < len(tokenizer)]
+    if unknown:
+        raise ConfigError(
+            f"rollout.stop_token_ids: {', '.join(map(str, unknown))} cannot occur, the model has {len(tokenizer)} tokens, "
+            f"0 to {len(tokenizer) - 1}"
+        )
+
+
+def _check_positions(config: Config, key: str, path: str) -> None:
     from transformers import AutoConfig
 
     try:
         model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={path} cannot be loaded: {error}") from error
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"{key}={path}", path, error) from error
     limit = getattr(model.get_text_config(), "max_position_embeddings", None)
     if limit is not None and config.max_sequence_tokens > limit:
         raise ConfigError(
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} + rollout.max_response_tokens="
-            f"{config.rollout.max_response_tokens} = {config.max_sequence_tokens} tokens, but the model at {path} has "
-            f"{limit} positions. Lower one of the two to {limit} tokens together"
+            f"{config.rollout.max_response_tokens} = {config.max_sequence_tokens} tokens, but the model at {key}={path} "
+            f"has {limit} positions. Lower one of the two, to {limit} tokens together"
         )
 
 
 def _rows(config: Config, path: str | None, held_out: bool) -> tuple[list[Row], str]:
     if path is not None:
-        return read_rows(path, config.data.prompt_key, config.data.answer_key), path
+        rows = read_rows(path, config.data.prompt_key, config.data.answer_key)
+        if not config.reward.allow_errors:
+            check_answers(rows, list(config.reward.functions))
+        return rows, path
     task = load_task(config.task)
     return list(task.held_out if held_out else task.train), f"task={task.name}"
 
@@ -94,4 +138,17 @@ def _encode(config: Config, rows: list[Row], tokenizer: Any, source: str, note: 
         note(
             f"{source}: {changed} of {len(rows)} prompts over data.max_prompt_tokens={data.max_prompt_tokens} tokens {what}"
         )
+    if unknown := _with_unknown(encoded.rows, tokenizer):
+        note(
+            f"warning: {source}: {unknown} of {len(encoded.rows)} prompts have characters that the model's tokenizer does "
+            "not know and cannot tell apart. Set model.path to a model that knows them"
+        )
     return encoded
+
+
+def _with_unknown(rows: Sequence[EncodedRow], tokenizer: Any) -> int:
+    """Prompts with a token for what the tokenizer does not know; some tokenizers need none and name another one so."""
+    token = tokenizer.unk_token_id
+    if token is None or token in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
+        return 0
+    return sum(token in row.ids for row in rows)

@@ -67,6 +67,8 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     prepare.check_context(config, path)
     display.phase("data")
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+    prepare.check_critic(config, tokenizer)
+    prepare.check_stop_ids(config, tokenizer)
     source = prepare.training_prompts(config, tokenizer, display.note)
     evaluation = prepare.evaluation(config, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
@@ -114,15 +116,21 @@ def make_folder(config: Config, started_at: float) -> Path:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started_at))
         config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
     folder = Path(config.run.dir) / config.run.name
-    if (folder / "metrics.jsonl").exists():
+    if (folder / "metrics.jsonl").exists() and not _never_began(folder):
         raise ConfigError(f"{folder} holds a run already. Set another run.name, or move the folder away")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(redacted(_as_yaml(config)))
         write_json(folder / "versions.json", versions())
     except OSError as error:
         raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
     return folder
+
+
+def _never_began(folder: Path) -> bool:
+    """Whether the run in `folder` ended before it measured anything, so that nothing is lost with it."""
+    return (folder / "summary.json").exists() and (folder / "metrics.jsonl").stat().st_size == 0
 
 
 def redacted(text: str) -> str:

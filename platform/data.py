@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from tandem.platform.rewards import REWARDS, Sample
 
 
 class DataError(ValueError):
@@ -44,6 +46,22 @@ def read_rows(path: str | Path, prompt_key: str = "prompt", answer_key: str = "a
     if not rows:
         raise DataError(f"{path}: no rows in this file")
     return rows
+
+
+def check_answers(rows: Sequence[Row], functions: Sequence[str]) -> None:
+    """Refuses rows whose answers the built-in reward functions cannot grade, before training and not in the middle of it.
+
+    Raises DataError naming the row and the function.
+    """
+    for row in rows:
+        sample = Sample(prompt="", response="", answer=row.answer, response_tokens=0, truncated=False)
+        for name in functions:
+            try:
+                REWARDS[name](sample)
+            except ValueError as error:
+                raise DataError(
+                    f"{row.where}: reward function {name!r} cannot grade against this answer: {error}"
+                ) from None
 
 
 def _neighbour(path: Path) -> str:

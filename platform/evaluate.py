@@ -23,7 +23,8 @@ class Evaluation:
     temperature: float
 
     def run(self, roles: Roles, seed: int, step: int) -> Metrics:
-        """`eval/<name>/greedy`: mean reward of greedy responses; `eval/<name>/mean`: of sampled ones.
+        """`eval/<name>/greedy`: mean reward of greedy responses; `eval/<name>/mean`: of sampled ones, k to a prompt;
+        `eval/<name>/pass@<k>`: mean over prompts of the best of its k, the share solved where rewards are 0 and 1.
 
         Unscorable responses count as 0, and are counted.
         """
@@ -36,8 +37,12 @@ class Evaluation:
     def _measure(self, roles: Roles, key: str, sampling: Sampling) -> Metrics:
         rollouts = roles.rollouts.collect(roles.rollouts.submit(self.prompts, sampling))
         scores = roles.rewards.score(rollouts)
+        rewards = [score.reward or 0.0 for score in scores]
+        k = sampling.samples
+        best = [max(rewards[start : start + k]) for start in range(0, len(rewards), k)]
         return {
-            f"eval/{self.name}/{key}": sum(score.reward or 0.0 for score in scores) / len(scores),
+            f"eval/{self.name}/{key}": sum(rewards) / len(rewards),
+            **({f"eval/{self.name}/pass@{k}": sum(best) / len(best)} if k > 1 else {}),
             f"eval/{self.name}/{key}_unscorable": float(sum(score.reward is None for score in scores)),
             f"eval/{self.name}/{key}_length_mean": sum(len(r.response_ids) for r in rollouts) / len(rollouts),
         }

@@ -14,6 +14,8 @@ from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Totals
 
 Metrics = dict[str, float]
+TOTALS = ("mean", "std", "min", "max")
+"""Metrics `reward/*` of the whole reward; the others are its parts, by name."""
 
 
 def reduce_totals(parts: Iterable[Totals]) -> Metrics:

@@ -5,12 +5,14 @@ Every message says what is wrong, both values with their units, and what to set.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
 from tandem.platform.algorithms import ESTIMATORS, Algorithm, resolve
 from tandem.platform.config import Config, ConfigError, settings
+from tandem.platform.metrics import TOTALS
 from tandem.platform.rewards import REWARDS
 
 BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
@@ -127,6 +129,9 @@ def _rewards(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
         if name not in REWARDS:
             known = f"there are {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}"
             yield f"reward.functions.{name}: no such reward function; {known}"
+    own = reward.function.rpartition(":")[2] if reward.function is not None else ""
+    if own in TOTALS or own.startswith("unscorable"):
+        yield f"reward.function={reward.function}: the metric reward/{own} means something else; rename the function"
     if not any(reward.functions.values()) and reward.function is None and reward.model is None:
         yield "no reward: set reward.functions.<name>=<weight>, reward.function=path.py:name or reward.model=<folder>"
 
@@ -151,6 +156,9 @@ def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     if not config.needs_reference:
         for key in sorted(set(given) & {"algo.kl_reward_estimator", "algo.kl_loss_estimator"}):
             yield f"{key} is set, but no KL term is on (algo.kl_reward_coef and algo.kl_loss_coef are 0)"
+    if config.critic.warmup_steps >= (config.run.steps or math.inf):
+        steps = f"critic.warmup_steps={config.critic.warmup_steps} steps of run.steps={config.run.steps}"
+        yield f"{steps}: the policy never learns. Set critic.warmup_steps lower, or run.steps higher"
     owned = [key for key in given if key.startswith(("model.tiny.", "model.warmstart."))]
     if config.model.name != "tiny" and owned:
         yield f"{', '.join(sorted(owned))}: not read, since model.path={config.model.path} is set"

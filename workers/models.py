@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tandem.platform.config import ConfigError, ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LOAD_ERRORS = (OSError, ValueError, SafetensorError)
+"""What transformers raises for a folder or hub name that is missing, incomplete or damaged."""
 
 
 def load_policy(path: str, config: ModelConfig) -> Any:
@@ -30,8 +34,15 @@ def load_critic(path: str, config: ModelConfig) -> ValueModel:
 def _load(cls: Any, path: str, config: ModelConfig) -> Any:
     try:
         return cls.from_pretrained(path, dtype=DTYPES[config.dtype], trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model at {path} cannot be loaded: {error}") from error
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"the model at {path}", path, error) from error
+
+
+def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
+    """Why `what` cannot be loaded from a folder or hub name; a missing folder is called one."""
+    if path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
+        return ConfigError(f"{what} cannot be loaded: there is no such folder")
+    return ConfigError(f"{what} cannot be loaded: {error}")
 
 
 def _prepare(model: Any, config: ModelConfig) -> Any:

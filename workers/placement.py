@@ -11,6 +11,7 @@ from tandem.platform.config import ConfigError, PlacementConfig
 
 MOST_AUTOMATIC_CPUS = 8.0  # more threads than this rarely help one rank
 RESERVE_TIMEOUT_S = 10.0
+SMALLEST = 1e-4  # what Ray can count: less is float rounding
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def check_fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> No
     lacking = []
     # Bundles with a GPU choose first: those without one would take the CPUs beside it.
     for bundle in sorted(placement.bundles, key=lambda bundle: (-bundle.get("GPU", 0.0), -bundle["CPU"])):
-        home = next((node for node in free if all(node.get(kind, 0) >= n for kind, n in bundle.items())), None)
+        home = next((node for node in free if all(node.get(kind, 0) > n - SMALLEST for kind, n in bundle.items())), None)
         if home is None:
             lacking.append(bundle)
             continue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.config import RewardConfig
 from tandem.platform.rewards import Outcome, RewardError, Sample, shorten
-from tandem.workers.runtime import Rank
+from tandem.workers.runtime import Rank, pick_device
 from tandem.workers.sandbox import RewardPool
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ class RewardRank:
 
     def start(self) -> None:
         """Starts the functions' processes and loads the model; ValueError if any of it cannot work."""
-        self._worker = RewardWorker(self._config, device=self._rank.device, threads=self._rank.threads)
+        device = str(pick_device(self._rank.device))
+        self._worker = RewardWorker(self._config, device=device, threads=self._rank.threads)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order."""

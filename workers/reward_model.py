@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from tandem.workers.models import LOAD_ERRORS, cannot_load
 from tandem.workers.tokenizer import load_tokenizer
 
 MAX_TOKENS_PER_BATCH = 16384  # padding included
@@ -17,17 +18,23 @@ MAX_TOKENS_PER_BATCH = 16384  # padding included
 class RewardModel:
     """Scores whole texts. A text's score is the same alone and in any batch."""
 
-    def __init__(self, path: str, *, device: str = "cpu", dtype: str = "float32") -> None:
+    def __init__(self, path: str, *, device: str = "cpu") -> None:
         """Loads model and tokenizer from a folder or hub name; ValueError if it has not exactly one trained score."""
-        config = AutoConfig.from_pretrained(path)
+        try:
+            config = AutoConfig.from_pretrained(path)
+        except LOAD_ERRORS as error:
+            raise cannot_load(f"reward.model={path}", path, error) from error
         if config.num_labels != 1:
             raise ValueError(f"reward.model={path} has {config.num_labels} labels; a reward model has num_labels=1")
         if config.is_encoder_decoder:
             raise ValueError(f"reward.model={path} is an encoder-decoder; use a decoder or an encoder")
         self._tokenizer = load_tokenizer(path)
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, dtype), output_loading_info=True
-        )
+        try:
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=torch.float32, output_loading_info=True
+            )
+        except LOAD_ERRORS as error:
+            raise cannot_load(f"reward.model={path}", path, error) from error
         if info["missing_keys"]:
             missing = ", ".join(sorted(info["missing_keys"])[:3])
             raise ValueError(f"reward.model={path} is no trained reward model: its checkpoint lacks {missing}")

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from tandem.platform.config import ConfigError
+from tandem.workers.models import cannot_load
 
 AS_SAVED = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that are all in their tokenizer.json
 
@@ -22,9 +23,13 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         ConfigError: there is none that can be read.
     """
     try:
-        return _load(path, trust_remote_code)
+        tokenizer = _load(path, trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of {path} cannot be loaded: {error}") from error
+        raise cannot_load(f"the tokenizer of {path}", path, error) from error
+    # Where the files are missing, transformers makes up a tokenizer that knows special tokens alone.
+    if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
+        raise ConfigError(f"the tokenizer of {path} knows no token. Copy its files (tokenizer.json, ...) beside the model")
+    return tokenizer
 
 
 def _load(path: str, trust_remote_code: bool) -> Any:

@@ -12,11 +12,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from tandem.platform.batch import Prompt, Rollout, StopReason
-from tandem.platform.config import RewardConfig
+from tandem.platform.config import ConfigError, RewardConfig
 from tandem.platform.rewards import RewardError
 from tandem.workers import reward_model
-from tandem.workers.reward import RewardWorker
+from tandem.workers.reward import RewardRank, RewardWorker
 from tandem.workers.reward_model import RewardModel
+from tandem.workers.runtime import Rank
 
 END = "</s>"  # end and padding in one, as in many released models
 TEXTS = ["3+4=7", "1+1=2 and a longer text", "9", f"3+4=7{END}", f"1{END}2{END}{END}", "12+34=46"]
@@ -116,7 +117,7 @@ def rollout(text: str, prompt: str = "3+4=") -> Rollout:
 
 
 def test_the_worker_adds_the_model_to_the_functions(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = RewardWorker(RewardConfig(model=path, model_weight=0.5))
+    worker = RewardWorker(RewardConfig(functions={"exact_match": 1.0}, model=path, model_weight=0.5))
     try:
         right, wrong = worker.score([rollout("7"), rollout("8")])
         score = by_hand(path, "3+4=7")
@@ -145,7 +146,14 @@ def test_a_model_that_cannot_be_loaded_leaves_no_processes(tmp_path: Path, monke
     closed: list[RewardWorker] = []
     close = RewardWorker.close
     monkeypatch.setattr(RewardWorker, "close", lambda self: (closed.append(self), close(self)))
-    with pytest.raises(OSError, match="missing"):
-        RewardWorker(RewardConfig(model=str(tmp_path / "missing")))
+    with pytest.raises(ConfigError, match=r"missing cannot be loaded: there is no such folder"):
+        RewardWorker(RewardConfig(functions={"exact_match": 1.0}, model=str(tmp_path / "missing")))
     assert closed[0]._pool is not None
     assert closed[0]._pool.pids() == []
+
+
+def test_a_rank_picks_its_own_device(path: str) -> None:
+    rank = RewardRank(RewardConfig(functions={}, model=path), Rank(device="auto"))
+    rank.start()
+    assert rank.score([rollout("7")])[0].reward == pytest.approx(by_hand(path, "3+4=7"), abs=1e-4)
+    rank.close()

@@ -284,7 +284,7 @@ def test_parts_are_weighted_and_named(make: Callable[..., RewardWorker], functio
 
 
 def test_none_and_nan_leave_a_sample_unscored(make: Callable[..., RewardWorker], functions: str) -> None:
-    worker = make(function=functions)
+    worker = make(functions={"exact_match": 1.0}, function=functions)
     scores = worker.score([rollout("none"), rollout("nan"), rollout("7")])
     assert [score.reward for score in scores] == [None, None, 1.5]
     assert [score.problem for score in scores] == ["none", "nan", None]
@@ -330,7 +330,10 @@ def test_a_weighted_reward_must_be_finite(make: Callable[..., RewardWorker]) -> 
         ({"functions": {"exact_mach": 1.0}}, "did you mean exact_match"),
         ({"function": "gone.py:f"}, "does not exist: /"),
         ({"functions": {}}, "nothing scores responses"),
-        ({"function": "other.py:exact_match"}, "two parts of the reward are called 'exact_match'"),
+        (
+            {"functions": {"exact_match": 1.0}, "function": "other.py:exact_match"},
+            "two parts of the reward are called 'exact_match'",
+        ),
     ],
 )
 def test_mistakes_are_reported_at_the_start(settings: dict[str, Any], message: str) -> None:

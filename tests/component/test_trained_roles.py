@@ -24,7 +24,7 @@ def actor(path: str, budget: int = 10_000, **algo: object) -> ActorWorker:
     spec = ActorSpec(
         path=path,
         model=ModelConfig(),
-        actor=ActorConfig(lr=1e-2),
+        actor=ActorConfig(lr=1e-2, eps=1e-4),  # else Adam makes a step of rounding noise
         trainer=TrainerConfig(bucket_mb=1),
         algo=AlgoConfig(**algo),  # type: ignore[arg-type]
         policy_loss=POLICY_LOSSES["clipped_surrogate"],
@@ -39,7 +39,7 @@ def actor(path: str, budget: int = 10_000, **algo: object) -> ActorWorker:
 
 
 def critic(path: str, budget: int = 10_000) -> CriticWorker:
-    config = CriticConfig(lr=1e-2)
+    config = CriticConfig(lr=1e-2, eps=1e-4)
     worker = CriticWorker(CriticSpec(path, ModelConfig(), config, TrainerConfig(), "token-mean", 8, budget, 60), Rank())
     worker.start()
     return worker

@@ -180,6 +180,12 @@ def test_a_model_given_by_hand_is_not_replaced() -> None:
         validate(config, given)
 
 
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert compose(["data.train=~/a.jsonl"])[0].data.train == "/home/me/a.jsonl"
+    assert compose(["run.name='a~/b'"])[0].run.name == "a~/b"
+
+
 def test_epochs_take_the_place_of_the_default_steps() -> None:
     config, given = compose(["run.epochs=2"])
     assert (config.run.steps, config.run.epochs) == (None, 2.0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.platform.config import ConfigError, PlacementConfig
-from tandem.workers.placement import Placement, Slot, check_fits, plan_placement
+from tandem.workers.placement import SMALLEST, Placement, Slot, check_fits, plan_placement
 
 RANKS = {"rollout": 2, "reward": 1, "actor": 2, "critic": 1}
 
@@ -81,7 +81,8 @@ def test_tenants_never_exceed_their_bundle_nor_bundles_the_cluster(
     assert {role: [slot.rank for slot in placement.of(role)] for role in ranks} == {
         role: list(range(count)) for role, count in ranks.items()
     }
-    assert sum(bundle["CPU"] for bundle in placement.bundles) <= total
+    assert sum(bundle["CPU"] for bundle in placement.bundles) < total + SMALLEST
+    check_fits(placement, [{"CPU": total, "GPU": 20.0}])
     for number, bundle in enumerate(placement.bundles):
         tenants = [slot for slot in placement.slots if slot.bundle == number]
         assert tenants

@@ -200,6 +200,19 @@ def test_settings_that_are_not_read_are_warned_of() -> None:
     assert warning == "task.digits: not read, since data.train=a.jsonl is set"
 
 
+def test_a_reward_function_may_not_hide_a_metric() -> None:
+    assert "the metric reward/mean means something else" in refused(reward__function="own.py:mean")
+    assert "reward/unscorable_error means" in refused(reward__function="own.py:unscorable_error")
+    assert validate(config(reward__function="own.py:meaning")) == []
+
+
+def test_a_policy_that_never_learns_is_warned_of() -> None:
+    [warning] = validate(config(critic__warmup_steps=3))
+    assert warning.startswith("critic.warmup_steps=3 steps of run.steps=3: the policy never learns")
+    assert validate(config(critic__warmup_steps=2)) == []
+    assert validate(config(run__steps=None, run__epochs=1.0, critic__warmup_steps=99)) == []
+
+
 def test_did_you_mean() -> None:
     assert did_you_mean("exact_mach", ["boxed", "exact_match"]) == ". Did you mean exact_match?"
     assert did_you_mean("zzz", ["boxed"]) == ""

@@ -1,0 +1,124 @@
+"""What a run refuses once it knows the model's folder and the data, before any role starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tandem.launch import prepare
+from tandem.platform.config import Config, ConfigError, ModelConfig
+from tandem.platform.data import DataError
+from tandem.workers.models import load_policy
+from tandem.workers.tiny import character_tokenizer
+from tandem.workers.tokenizer import load_tokenizer
+
+DIGITS = "0123456789+="
+
+
+def save(folder: Path, characters: str = DIGITS, positions: int = 512) -> str:
+    tokenizer = character_tokenizer(characters)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=positions,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def data(folder: Path, *rows: tuple[str, object]) -> str:
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in rows))
+    return str(path)
+
+
+def test_a_missing_folder_is_called_one(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"model\.path=.*missing cannot be loaded: there is no such folder"):
+        prepare.check_context(Config(), missing)
+    with pytest.raises(ConfigError, match=r"the tokenizer of .*missing cannot be loaded: there is no such folder"):
+        load_tokenizer(missing)
+
+
+def test_a_sequence_must_fit_the_model_and_the_reward_model(tmp_path: Path) -> None:
+    config = Config()
+    long, short = save(tmp_path / "long"), save(tmp_path / "short", positions=16)
+    prepare.check_context(config, long)
+    with pytest.raises(ConfigError, match=r"= 96 tokens, but the model at model\.path=.*short has 16 positions"):
+        prepare.check_context(config, short)
+    config.reward.model = short
+    with pytest.raises(ConfigError, match=r"the model at reward\.model=.*short has 16 positions"):
+        prepare.check_context(config, long)
+
+
+def test_damaged_weights_are_an_error_of_the_folder(tmp_path: Path) -> None:
+    weights = Path(save(tmp_path)) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"the model at .* cannot be loaded"):
+        load_policy(str(tmp_path), ModelConfig())
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="knows no token"):
+        load_tokenizer(path)
+
+
+def test_a_critic_must_read_the_same_tokens_at_as_many_places(tmp_path: Path) -> None:
+    tokenizer, config = character_tokenizer(DIGITS), Config()
+    prepare.check_critic(config, tokenizer)
+    config.critic.path = save(tmp_path / "same")
+    prepare.check_critic(config, tokenizer)
+    config.critic.path = save(tmp_path / "other", characters="9876543210+=")
+    with pytest.raises(ConfigError, match=r"critic\.path=.* has another vocabulary than the actor: 10 of its tokens"):
+        prepare.check_critic(config, tokenizer)
+    config.critic.path = save(tmp_path / "short", positions=16)
+    with pytest.raises(ConfigError, match=r"the model at critic\.path=.* has 16 positions"):
+        prepare.check_critic(config, tokenizer)
+
+
+def test_a_stop_token_must_exist() -> None:
+    tokenizer, config = character_tokenizer(DIGITS), Config()
+    config.rollout.stop_token_ids = [3, len(tokenizer) - 1]
+    prepare.check_stop_ids(config, tokenizer)
+    config.rollout.stop_token_ids = [3, len(tokenizer), -1]
+    with pytest.raises(
+        ConfigError, match=r"rollout\.stop_token_ids: 15, -1 cannot occur, the model has 15 tokens, 0 to 14"
+    ):
+        prepare.check_stop_ids(config, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "said"),
+    [("exact_match", None, "has no answer"), ("last_number", "a dozen", "needs a number as the answer")],
+)
+def test_an_answer_that_cannot_be_graded_is_found_when_it_is_read(
+    tmp_path: Path, function: str, answer: str | None, said: str
+) -> None:
+    config = Config()
+    config.data.train = data(tmp_path, ("1+1=", "2"), ("1+2=", answer))
+    config.reward.functions = {function: 1.0}
+    with pytest.raises(DataError, match=rf"data\.jsonl, line 2: reward function '{function}' cannot grade .*{said}"):
+        prepare.training_prompts(config, character_tokenizer(DIGITS), print)
+    config.reward.allow_errors = True
+    assert len(prepare.training_prompts(config, character_tokenizer(DIGITS), print).rows) == 2
+
+
+def test_prompts_in_unknown_characters_are_counted(tmp_path: Path) -> None:
+    config, notes = Config(), list[str]()
+    config.data.train = data(tmp_path, ("1+1=", "2"), ("1 + 2 =", "3"))
+    prepare.training_prompts(config, character_tokenizer(DIGITS), notes.append)
+    [note] = notes
+    assert "1 of 2 prompts have characters that the model's tokenizer does not know" in note

@@ -1,0 +1,28 @@
+"""What a line of progress says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.launch.display import PlainDisplay, headline
+
+
+def test_unscorable_samples_are_not_passed_over() -> None:
+    assert headline({"reward/unscorable": 3.0, "samples/sampled": 16.0}) == [("unscorable", "3 of 16")]
+    assert headline({"reward/unscorable": 0.0, "samples/sampled": 16.0}) == []
+
+
+def test_every_accuracy_is_shown_and_no_count() -> None:
+    names = ("greedy", "mean", "pass@4", "greedy_unscorable", "greedy_length_mean")
+    shown = headline({f"eval/held/{name}": 0.5 for name in names})
+    assert shown == [(f"eval/held/{name}", "0.500") for name in names[:3]]
+
+
+def test_plain_lines_are_about_fifty_and_every_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    display.begin(200)
+    for step in range(201):
+        display.step(step, {"reward/mean": 0.5} | ({"eval/held/greedy": 0.25} if step in (0, 7) else {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 53  # step 0, 1, 7 and every fourth
+    assert "step 7/200  reward 0.500  eval/held/greedy 0.250" in lines

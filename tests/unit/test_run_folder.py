@@ -1,0 +1,40 @@
+"""The folder of a run: never one that holds results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.launch.run import make_folder
+from tandem.platform.config import Config, ConfigError
+from tandem.platform.records import Recorder
+
+
+def config(folder: Path) -> Config:
+    result = Config()
+    result.run.dir, result.run.name = str(folder), "a"
+    return result
+
+
+def test_a_run_that_measured_something_or_goes_on_keeps_its_folder(tmp_path: Path) -> None:
+    recorder = Recorder(make_folder(config(tmp_path), 0.0), 0.0)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        make_folder(config(tmp_path), 0.0)
+    recorder.first_evaluation({"eval/held/greedy": 0.5})
+    recorder.close("failed", "why")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        make_folder(config(tmp_path), 0.0)
+
+
+def test_a_run_that_failed_before_it_measured_anything_may_be_tried_again(tmp_path: Path) -> None:
+    Recorder(make_folder(config(tmp_path), 0.0), 0.0).close("failed", "data.train: no such file")
+    again = make_folder(config(tmp_path), 0.0)
+    assert again == tmp_path / "a"
+    assert not (again / "summary.json").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run\.dir=.*file: the run's folder cannot be written"):
+        make_folder(config(tmp_path / "file"), 0.0)
