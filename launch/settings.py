@@ -10,7 +10,7 @@ from tandem.platform.config import Config, settings
 def settings_table() -> str:
     """Every setting with its default in the schema, its choices or bounds, and its meaning."""
     lines = [
-        "Defaults are those of the schema; conf/*.yaml and algo= set some of them anew (config.yaml of a run shows the result).",
+        "Defaults of the schema; conf/*.yaml and algo= set some of them anew (config.yaml of a run shows the result).",
         "",
     ]
     for key, value, meta in settings(Config()):

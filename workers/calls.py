@@ -70,6 +70,6 @@ def _likely_cause(text: str) -> str:
         return text
     return (
         "its process ended. The likely cause is that it was killed, most often by the kernel for lack of memory (look for "
-        "'Killed process' in dmesg; smaller micro-batches, a higher ZeRO stage or more ranks need less), or that it crashed. "
+        "'Killed process' in dmesg; smaller micro-batches, a higher ZeRO stage or more ranks need less), or it crashed. "
         f"Ray says: {' '.join(text.split())[:300]}"
     )
