@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tandem.platform.algorithms import Algorithm
@@ -113,8 +114,9 @@ class RayRoles:
         """Waits until every rank has loaded its model; raises WorkerFailed naming the one that did not."""
         from tandem.workers import groups
 
+        deadline = time.monotonic() + self.config.cluster.startup_timeout_s
         for name, refs in self._starting.items():
-            self.ranks[name].wait("start", refs, self.config.cluster.startup_timeout_s)
+            self.ranks[name].wait("start", refs, max(0.0, deadline - time.monotonic()))
         return Roles(
             actor=groups.ActorGroup(self.ranks["actor"]),
             rewards=groups.RewardGroup(self.ranks["reward"]),

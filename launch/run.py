@@ -21,6 +21,7 @@ from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver, StepResult
 from tandem.platform.masked import masked_mean
+from tandem.platform.metrics import FlatReward
 from tandem.platform.protocols import Roles
 from tandem.platform.records import Recorder, sample_rows, write_json
 from tandem.platform.spans import Spans
@@ -73,6 +74,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     evaluation = prepare.evaluation(config, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
+    flat_reward = FlatReward()
     with roles_of(config, algorithm, path) as roles:
         display.begin(steps)
         driver = Driver(
@@ -83,7 +85,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
             steps,
             evaluation,
             Spans(display.phase),
-            on_step=lambda step, result: _keep(config, recorder, display, step, result),
+            on_step=lambda step, result: _keep(config, recorder, display, flat_reward, step, result),
             on_eval=lambda metrics: _keep_first(recorder, display, metrics),
         )
         driver.run()
@@ -144,7 +146,9 @@ def _as_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def _keep(config: Config, recorder: Recorder, display: Display, step: int, result: StepResult) -> None:
+def _keep(
+    config: Config, recorder: Recorder, display: Display, flat_reward: FlatReward, step: int, result: StepResult
+) -> None:
     recorder.step(step, result.metrics, result.finished_at)
     every = config.tracking.samples_every
     if every and (step == 1 or step % every == 0):
@@ -153,6 +157,8 @@ def _keep(config: Config, recorder: Recorder, display: Display, step: int, resul
         advantages = [float(masked_mean(values, mask)) for values, mask in rows]
         recorder.samples(step, sample_rows(result.rollouts[:kept], result.scores[:kept], advantages))
     display.step(step, result.metrics)
+    if warning := flat_reward(result.metrics):
+        display.note(warning)
 
 
 def _keep_first(recorder: Recorder, display: Display, metrics: dict[str, float]) -> None:

@@ -107,3 +107,24 @@ def credit_metrics(batch: TrainBatch) -> Metrics:
 def memory_metrics(memory: Mapping[str, Mapping[str, int]]) -> Metrics:
     """`memory/<role>/<kind>_bytes`."""
     return {f"memory/{role}/{kind}_bytes": float(n) for role, kinds in memory.items() for kind, n in kinds.items()}
+
+
+class FlatReward:
+    """Notices a run whose reward never varies: nothing can be learned from it, and it often means a wrong parser."""
+
+    AFTER = 10  # steps
+
+    def __init__(self) -> None:
+        self._flat = 0
+
+    def __call__(self, metrics: Metrics) -> str | None:
+        """What to tell the user after this step: once, when all samples of so many steps in a row had one reward."""
+        self._flat = self._flat + 1 if metrics.get("reward/std", 0.0) == 0 else 0
+        if self._flat != self.AFTER:
+            return None
+        reward = metrics.get("reward/mean", 0.0)
+        return (
+            f"warning: in {self.AFTER} steps every sample had the same reward ({reward:g}), so nothing can be learned. "
+            "Look at samples/: does the reward function read what the model writes? "
+            "rollout.max_response_tokens may cut the answer off"
+        )

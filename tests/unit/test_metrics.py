@@ -12,6 +12,7 @@ from unit_batches import batch_of, make_rollout, poison, scores
 
 from tandem.platform.batch import RolloutBatch, Score, StopReason, TrainBatch
 from tandem.platform.metrics import (
+    FlatReward,
     add_totals,
     credit_metrics,
     explained_variance,
@@ -156,3 +157,13 @@ def test_explained_variance_of_one_token_or_none_is_zero() -> None:
 def test_memory() -> None:
     found = memory_metrics({"actor": {"weights": 10, "peak": 20}, "reward": {}})
     assert found == {"memory/actor/weights_bytes": 10.0, "memory/actor/peak_bytes": 20.0}
+
+
+def test_a_flat_reward_is_noticed_once() -> None:
+    flat, varied = {"reward/std": 0.0, "reward/mean": 0.0}, {"reward/std": 0.1, "reward/mean": 0.5}
+    alarm = FlatReward()
+    assert [alarm(flat) for _ in range(9)] == [None] * 9
+    assert alarm(varied) is None
+    said = [alarm(flat) for _ in range(25)]
+    assert [number for number, text in enumerate(said, start=1) if text] == [10]
+    assert "same reward (0)" in str(said[9])
