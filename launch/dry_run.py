@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tandem.launch import prepare
-from tandem.launch.roles import placement_of
+from tandem.launch.roles import placement_of, wants_gpu
 from tandem.launch.run import redacted
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
@@ -19,16 +21,15 @@ def dry_run(config: Config) -> str:
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
     bundles: list[Any] = []
     if config.cluster.name != "inline":
+        gpu = wants_gpu(config, torch.cuda.is_available())
         cpus = float(config.cluster.num_cpus or usable_cpus())
-        bundles = list(placement_of(config, algorithm, cpus, gpu=_sees_gpu(config)).bundles)
+        bundles = list(placement_of(config, algorithm, cpus, gpu).bundles)
     steps = config.run.steps  # run.epochs needs the data, which a plan does not read
     return redacted(render(config, algorithm, steps, count_parameters(config), bundles, versions()))
 
 
 def count_parameters(config: Config) -> int:
     """Parameters of the model, from its config alone: no weight is loaded."""
-    import torch
-
     with torch.device("meta"):
         model = _skeleton(config)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -46,9 +47,3 @@ def _skeleton(config: Config) -> Any:
     trust = config.model.trust_remote_code
     model_config = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trust)
     return AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust)
-
-
-def _sees_gpu(config: Config) -> bool:
-    import torch
-
-    return config.trainer.device == "cuda" or (config.trainer.device == "auto" and torch.cuda.is_available())

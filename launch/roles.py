@@ -90,6 +90,11 @@ def placement_of(config: Config, algorithm: Algorithm, cpus: float, gpu: bool) -
     return plan_placement(ranks, with_model if gpu else (), config.placement, cpus)
 
 
+def wants_gpu(config: Config, available: bool) -> bool:
+    """Whether models go on GPUs, where `available` says if there are any."""
+    return config.trainer.device == "cuda" or (config.trainer.device == "auto" and available)
+
+
 class RayRoles:
     """The roles as Ray actors named `<role>-<rank>`: created at once, ready after `wait`, ended by `close`."""
 
@@ -99,12 +104,13 @@ class RayRoles:
         from tandem.workers.placement import reserve
 
         self.config = config
-        gpus = ray.cluster_resources().get("GPU", 0.0) > 0
-        on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and gpus)
+        on_gpu = wants_gpu(config, ray.cluster_resources().get("GPU", 0.0) > 0)
         self.placement = placement_of(config, algorithm, cpus, on_gpu)
-        self.group: Any = None
         self.ranks: dict[str, Any] = {}
-        self.group = reserve(self.placement)
+        self.group: Any = reserve(self.placement)
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
+        self._nodes = {bundle: nodes.get(home, "unknown") for bundle, home in homes.items()}
         device = "cuda" if on_gpu else "cpu"
         self._starting = {
             name: self._spawn(name, spec, device) for name, spec in role_specs(config, algorithm, path).items()
@@ -156,9 +162,7 @@ class RayRoles:
             }
             rank = Rank(slot.rank, len(slots), slot.threads, device if slot.gpus or device == "cpu" else "cpu")
             handles.append(ray.remote(WORKERS[name]).options(**options).remote(spec, rank))
-        table = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        nodes = [addresses.get(table[slot.bundle], "unknown") for slot in slots]
+        nodes = [self._nodes[slot.bundle] for slot in slots]
         self.ranks[name] = Ranks(name, handles, nodes, self.config.cluster.call_timeout_s)
         if name in ("actor", "critic"):
             meeting = handles[0].address.remote()

@@ -86,6 +86,11 @@ class Score:
     problem: str | None = None  # "timeout" | "crash" | "none" | "nan" | "error"
 
 
+def real_tokens(lengths: Tensor, width: int) -> Tensor:
+    """(B, width) bool: True on the tokens of right-padded rows of these lengths (B,), False in the padding."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
 Batch = TypeVar("Batch", bound="_Rows")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,9 @@ from tandem.platform.batch import LossOutput, RolloutBatch, TrainBatch
 from tandem.platform.checksum import checksum
 from tandem.platform.config import ActorConfig, AlgoConfig, ModelConfig, TrainerConfig
 from tandem.platform.logprobs import token_entropy, token_logprobs
-from tandem.platform.metrics import add_totals
 from tandem.platform.objectives import policy_objective
-from tandem.platform.protocols import Totals
-from tandem.workers.models import load_policy, model_inputs
-from tandem.workers.passes import infer, training_parts
+from tandem.workers.models import batch_logprobs, load_policy, token_logits
+from tandem.workers.passes import infer
 from tandem.workers.runtime import Rank
 from tandem.workers.trained import TrainedWorker
 
@@ -45,7 +43,7 @@ class ActorWorker(TrainedWorker):
     name = "actor"
 
     def __init__(self, spec: ActorSpec, rank: Rank) -> None:
-        super().__init__(rank, spec.timeout_s)
+        super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s)
         self.spec = spec
         self._checksums: dict[str, int] = {}
 
@@ -57,14 +55,7 @@ class ActorWorker(TrainedWorker):
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the rows' tokens at the sampling temperature."""
-        return infer(self.backend, batch, self.spec.max_tokens_per_microbatch, self._logprobs)
-
-    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
-        """One optimizer step per mini-batch, of each of which this rank has a part."""
-        budget = self.spec.max_tokens_per_microbatch
-        return add_totals(
-            self.backend.step(training_parts(self.backend, part, budget), self._objective) for part in minibatches
-        )
+        return infer(self.backend, batch, self.max_tokens, self._logprobs)
 
     def weight_buckets(self) -> Iterator[dict[str, Tensor]]:
         """The weights in parts, on the CPU; the checksums are taken on the way."""
@@ -87,13 +78,11 @@ class ActorWorker(TrainedWorker):
         return self._checksums
 
     def _logprobs(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
-        logits = forward(**model_inputs(batch.tokens, batch.lengths), use_cache=False).logits
-        return token_logprobs(logits, batch.tokens, self.spec.temperature)
+        return batch_logprobs(forward, batch, self.spec.temperature)
 
     def _objective(self, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
-        spec, rollout = self.spec, batch.rollout
-        logits = forward(**model_inputs(rollout.tokens, rollout.lengths), use_cache=False).logits
-        logprobs = token_logprobs(logits, rollout.tokens, spec.temperature)
+        spec, logits = self.spec, token_logits(forward, batch.rollout)
+        logprobs = token_logprobs(logits, batch.rollout.tokens, spec.temperature)
         # Without a bonus entropy is only watched, and needs no graph.
         with torch.set_grad_enabled(spec.algo.entropy_coef > 0):
             entropy = token_entropy(logits, spec.temperature)

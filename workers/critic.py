@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tandem.platform.batch import LossOutput, RolloutBatch, TrainBatch, Values
+from tandem.platform.batch import LossOutput, RolloutBatch, TrainBatch, Values, real_tokens
 from tandem.platform.config import CriticConfig, ModelConfig, TrainerConfig
-from tandem.platform.metrics import add_totals
 from tandem.platform.objectives import value_objective
-from tandem.platform.protocols import Totals
 from tandem.workers.models import load_critic, model_inputs
-from tandem.workers.passes import infer, training_parts
+from tandem.workers.passes import infer
 from tandem.workers.runtime import Rank
 from tandem.workers.trained import TrainedWorker
 
@@ -41,7 +39,7 @@ class CriticWorker(TrainedWorker):
     name = "critic"
 
     def __init__(self, spec: CriticSpec, rank: Rank) -> None:
-        super().__init__(rank, spec.timeout_s)
+        super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s)
         self.spec = spec
 
     def start(self, address: tuple[str, int] | None = None) -> None:
@@ -52,17 +50,10 @@ class CriticWorker(TrainedWorker):
 
     def values(self, batch: RolloutBatch) -> Values:
         """The value of every prefix of the rows, and of each whole row."""
-        after = infer(self.backend, batch, self.spec.max_tokens_per_microbatch, self._values_after)
+        after = infer(self.backend, batch, self.max_tokens, self._values_after)
         final = after.gather(1, (batch.lengths - 1)[:, None]).squeeze(1)
-        real = torch.arange(after.shape[1]) < batch.lengths[:, None]
+        real = real_tokens(batch.lengths, after.shape[1])
         return Values(torch.where(real, before_token(after), 0.0), final)
-
-    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
-        """One optimizer step per mini-batch, of each of which this rank has a part."""
-        budget = self.spec.max_tokens_per_microbatch
-        return add_totals(
-            self.backend.step(training_parts(self.backend, part, budget), self._objective) for part in minibatches
-        )
 
     def _values_after(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
         values: Tensor = forward(**model_inputs(batch.tokens, batch.lengths))

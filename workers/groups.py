@@ -33,9 +33,7 @@ class ActorGroup(_Group):
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the sampled tokens at the sampling temperature."""
-        rows = balance(batch.lengths.tolist(), len(self.ranks))
-        refs = [rank.logprobs.remote(part) for rank, part in zip(self.ranks.handles, batch.split(rows), strict=True)]
-        return in_order(rows, self.ranks.wait("logprobs", refs))
+        return _logprobs(self.ranks, batch)
 
     def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
         """One optimizer step per mini-batch, in order."""
@@ -60,9 +58,7 @@ class ReferenceGroup(_Group):
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32, as `ActorGroup.logprobs`."""
-        rows = balance(batch.lengths.tolist(), len(self.ranks))
-        refs = [rank.logprobs.remote(part) for rank, part in zip(self.ranks.handles, batch.split(rows), strict=True)]
-        return in_order(rows, self.ranks.wait("logprobs", refs))
+        return _logprobs(self.ranks, batch)
 
 
 class CriticGroup(_Group):
@@ -153,6 +149,12 @@ def in_order(rows: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:
     result = torch.empty_like(joined)
     result[order] = joined
     return result
+
+
+def _logprobs(ranks: Ranks, batch: RolloutBatch) -> Tensor:
+    rows = balance(batch.lengths.tolist(), len(ranks))
+    refs = [rank.logprobs.remote(part) for rank, part in zip(ranks.handles, batch.split(rows), strict=True)]
+    return in_order(rows, ranks.wait("logprobs", refs))
 
 
 def _update(ranks: Ranks, minibatches: Sequence[TrainBatch]) -> Totals:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,8 +72,9 @@ class HFEngine:
             return results
         uniforms = _uniforms(wanted, sampling).to(self.device)
         rows = torch.arange(len(wanted), device=self.device)
-        for step, logits in enumerate(state := _Decoding(self.model, wanted, self.device)):
-            tokens, logprobs = sample(logits, sampling.temperature, uniforms[rows, step])
+        state = _Decoding(self.model, wanted, self.device)
+        for step in range(sampling.max_tokens):
+            tokens, logprobs = sample(state.logits, sampling.temperature, uniforms[rows, step])
             running = []
             triples = zip(rows.tolist(), tokens.tolist(), logprobs.tolist(), strict=True)
             for place, (row, token, logprob) in enumerate(triples):
@@ -92,7 +93,7 @@ class HFEngine:
 
 
 class _Decoding:
-    """The running rows of a wave: an iterator over next-token logits (rows, V), one item per decoding step."""
+    """The running rows of a wave; `logits` (rows, V) are those of their next token."""
 
     def __init__(self, model: Any, wanted: list[tuple[Prompt, int]], device: torch.device) -> None:
         self.model = model
@@ -105,10 +106,6 @@ class _Decoding:
         self.cache = output.past_key_values
         self.cache.batch_select_indices(rows)
         self.logits, self.mask = output.logits[rows, -1], mask[rows]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        while True:
-            yield self.logits
 
     def advance(self, tokens: Tensor, kept: Tensor) -> None:
         """Keeps the rows `kept` and feeds each its new token."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from tandem.platform.batch import RolloutBatch, real_tokens
 from tandem.platform.config import ConfigError, ModelConfig
+from tandem.platform.logprobs import token_logprobs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOAD_ERRORS = (OSError, ValueError, SafetensorError)
@@ -85,7 +88,18 @@ class ValueModel(nn.Module):
         return self.head(hidden).squeeze(-1).float()
 
 
+def token_logits(forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
+    """(B, T, V) logits of a causal language model; position t predicts token t + 1."""
+    logits: Tensor = forward(**model_inputs(batch.tokens, batch.lengths), use_cache=False).logits
+    return logits
+
+
+def batch_logprobs(forward: Callable[..., Any], batch: RolloutBatch, temperature: float) -> Tensor:
+    """(B, T) float32 log-probs of the rows' tokens by a causal language model."""
+    return token_logprobs(token_logits(forward, batch), batch.tokens, temperature)
+
+
 def model_inputs(tokens: Tensor, lengths: Tensor) -> dict[str, Tensor]:
     """`input_ids` and `attention_mask` (B, T) of right-padded rows: by length, whatever the padding holds."""
-    real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+    real = real_tokens(lengths, tokens.shape[1])
     return {"input_ids": torch.where(real, tokens, torch.zeros_like(tokens)), "attention_mask": real.long()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.platform.batch import RolloutBatch, TrainBatch
+from tandem.platform.batch import RolloutBatch, TrainBatch, real_tokens
 from tandem.platform.partition import microbatches
 from tandem.workers.trainer import TrainerBackend
 
@@ -27,7 +27,7 @@ def infer_rows(
         for rows in parts:
             part = batch.select(rows).trim().to(device)
             scores = score(forward, part).float().cpu()
-            real = torch.arange(scores.shape[1]) < batch.lengths[rows][:, None]
+            real = real_tokens(batch.lengths[rows], scores.shape[1])
             result[rows, : scores.shape[1]] = torch.where(real, scores, 0.0)
         for _ in range(passes - len(parts)):
             score(forward, batch.select([0]).trim().to(device))

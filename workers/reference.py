@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tandem.platform.batch import RolloutBatch
 from tandem.platform.config import ModelConfig
-from tandem.platform.logprobs import token_logprobs
-from tandem.workers.models import load_policy, model_inputs
+from tandem.workers.models import batch_logprobs, load_policy
 from tandem.workers.passes import infer_rows
 from tandem.workers.runtime import Rank, peak_memory_bytes, set_up
 
@@ -47,5 +46,4 @@ class ReferenceWorker:
         return {"weights": weights, "gradients": 0, "optimizer": 0, "peak": peak_memory_bytes(self.device)}
 
     def _logprobs(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
-        logits = forward(**model_inputs(batch.tokens, batch.lengths), use_cache=False).logits
-        return token_logprobs(logits, batch.tokens, self.spec.temperature)
+        return batch_logprobs(forward, batch, self.spec.temperature)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.config import RewardConfig
 from tandem.platform.rewards import Outcome, RewardError, Sample, shorten
-from tandem.workers.runtime import Rank, pick_device
+from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device
 from tandem.workers.sandbox import RewardPool
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ class RewardWorker:
     def __init__(self, config: RewardConfig, *, device: str = "cpu", threads: int | None = None) -> None:
         """Starts the functions' processes and loads the model; ValueError if any of it cannot work.
 
-        `device` and `threads` (of torch) are the reward model's; without one, torch is not touched.
+        `device` and `threads` (of torch) are the reward model's.
         """
-        self._config = config
+        self._config, self._device = config, torch.device(device)
         self._weights = _weights(config)
         specs = [*config.functions, *([config.function] if config.function else [])]
         self._model: RewardModel | None = None
@@ -68,7 +69,7 @@ class RewardWorker:
 
     def memory(self) -> dict[str, int]:
         """Bytes: the weights of the reward model, if there is one, and the peak of this process."""
-        memory = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        memory = {"peak": peak_memory_bytes(self._device)}
         return memory if self._model is None else {"weights": self._model.weight_bytes(), **memory}
 
     def close(self) -> None:
@@ -119,8 +120,6 @@ def _weights(config: RewardConfig) -> dict[str, float]:
 
 
 def _load_model(path: str, device: str, threads: int | None) -> RewardModel:
-    import torch
-
     from tandem.workers.reward_model import RewardModel  # imports transformers, which takes seconds
 
     if threads is not None:

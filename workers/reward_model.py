@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from tandem.platform.batch import real_tokens
 from tandem.workers.models import LOAD_ERRORS, cannot_load
 from tandem.workers.tokenizer import load_tokenizer
 
@@ -70,7 +71,7 @@ class RewardModel:
         lengths = torch.tensor([len(row) for row in ids])
         width = int(lengths.max())
         tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in ids])
-        mask = torch.arange(width)[None] < lengths[:, None]
+        mask = real_tokens(lengths, width)
         device = next(self._model.parameters()).device
         inputs = {"input_ids": tokens.to(device), "attention_mask": mask.long().to(device)}
         head = getattr(self._model, "score", None)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import nn
 
+from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
+from tandem.platform.metrics import add_totals
+from tandem.platform.protocols import Totals
+from tandem.workers.passes import training_parts
 from tandem.workers.runtime import Rank, Rendezvous, peak_memory_bytes, set_up
 from tandem.workers.trainer import DeepSpeedBackend, TrainerBackend
 
@@ -15,13 +20,16 @@ BACKENDS: dict[str, Any] = {"deepspeed": DeepSpeedBackend}
 
 
 class TrainedWorker:
-    """A rank of a role that learns."""
+    """A rank of a role that learns; the role gives its objective.
+
+    `max_tokens` bounds a micro-batch, padding included; `timeout_s` a collective operation.
+    """
 
     name: ClassVar[str]
     backend: TrainerBackend
 
-    def __init__(self, rank: Rank, timeout_s: float) -> None:
-        self.rank, self.timeout_s = rank, timeout_s
+    def __init__(self, rank: Rank, max_tokens: int, timeout_s: float) -> None:
+        self.rank, self.max_tokens, self.timeout_s = rank, max_tokens, timeout_s
         self.device = set_up(rank)
         self._rendezvous = Rendezvous(rank.world_size, timeout_s) if rank.index == 0 else None
 
@@ -41,6 +49,16 @@ class TrainedWorker:
         """The model under training; collective over the ranks of the role."""
         meeting = (address or self.address(), self._rendezvous, self.timeout_s)
         return BACKENDS[trainer.name](model, self.name, optimizer, trainer, config, self.rank, self.device, meeting)
+
+    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
+        """One optimizer step per mini-batch, of each of which this rank has a part."""
+        return add_totals(
+            self.backend.step(training_parts(self.backend, part, self.max_tokens), self._objective) for part in minibatches
+        )
+
+    def _objective(self, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
+        """The role's part of the loss of a mini-batch."""
+        raise NotImplementedError
 
     def memory(self) -> dict[str, int]:
         """Bytes on this rank by kind, and the peak of its process."""

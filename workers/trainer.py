@@ -88,7 +88,7 @@ class DeepSpeedBackend:
         )
         warmup = max(optimizer.lr_warmup_steps, 1)
         schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min(1.0, (step + 1) / warmup))
-        self.engine, self.optimizer, _, self.schedule = deepspeed.initialize(
+        self.engine, *_ = deepspeed.initialize(
             model=model.to(device),
             optimizer=adam,
             lr_scheduler=schedule,
@@ -122,7 +122,7 @@ class DeepSpeedBackend:
             output = objective(self.engine, part.trim().to(self.device))
             self.engine.backward(output.loss * self.world_size)
             totals.append(as_totals(output))
-        norm = self._own_grad_norm()
+        self._gradient_bytes, norm = self._count_gradients(), self._own_grad_norm()
         learning_rate = self._adam.param_groups[0]["lr"]
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
@@ -146,7 +146,7 @@ class DeepSpeedBackend:
         """See `TrainerBackend.named_weights`; each bucket is gathered from its ZeRO shards once."""
         for bucket in self._buckets(bucket_bytes):
             with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
-                whole = {name: p.detach().cpu().clone() for name, p in bucket} if self.is_first else {}
+                whole = {name: p.detach().to("cpu", copy=True) for name, p in bucket} if self.is_first else {}
             yield whole  # outside the gathering, which would else last until the next bucket is asked for
 
     def bucket_count(self, bucket_bytes: int) -> int:
@@ -174,15 +174,19 @@ class DeepSpeedBackend:
 
     def _own_grad_norm(self) -> float | None:
         """The norm of the reduced gradients where DeepSpeed keeps them whole and measures none; else None."""
-        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-        if self.stage >= 2:
-            count = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
-            self._gradient_bytes = math.ceil(count / self.world_size) * self.engine.communication_data_type.itemsize
-        else:
-            self._gradient_bytes = _bytes(gradients)
         if self.stage > 0 or self.engine.bfloat16_enabled():
             return None
-        return float(torch.nn.utils.get_total_norm(gradients))
+        return float(torch.nn.utils.get_total_norm(self._gradients()))
+
+    def _count_gradients(self) -> int:
+        """Bytes of the gradients on this rank; from stage 2 on a rank keeps its share of them only."""
+        if self.stage < 2:
+            return _bytes(self._gradients())
+        count = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
+        return math.ceil(count / self.world_size) * self.engine.communication_data_type.itemsize
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.engine.module.parameters() if p.grad is not None]
 
 
 def as_totals(output: LossOutput) -> Totals:
