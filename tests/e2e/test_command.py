@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,22 @@ def test_two_runs_at_once_with_two_ranks_each(repo: Path, cache: str, tmp_path: 
     assert one[1]["policy/loss"] == pytest.approx(two[1]["policy/loss"], rel=1e-4)
 
 
-def start_and_wait_for(repo: Path, cache: str, folder: Path, *overrides: str) -> subprocess.Popen[str]:
+Starter = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(repo: Path, cache: str) -> Iterator[Starter]:
+    """Starts long runs; a test that fails leaves none behind."""
+    started: list[subprocess.Popen[str]] = []
+    yield lambda folder, *overrides: start_and_wait_for(repo, cache, folder, started, *overrides)
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+
+
+def start_and_wait_for(
+    repo: Path, cache: str, folder: Path, started: list[subprocess.Popen[str]], *overrides: str
+) -> subprocess.Popen[str]:
     """A long run, once its second step is on record."""
     process = subprocess.Popen(
         command(repo, "run.steps=5000", f"run.dir={folder.parent}", f"run.name={folder.name}", *overrides),
@@ -138,7 +154,10 @@ def start_and_wait_for(repo: Path, cache: str, folder: Path, *overrides: str) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        # A shell that runs a suite in the background ignores SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    started.append(process)
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline and process.poll() is None:
         path = folder / "metrics.jsonl"
@@ -159,8 +178,8 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interruption_is_clean(repo: Path, cache: str, tmp_path: Path, number: int, code: int) -> None:
-    process = start_and_wait_for(repo, cache, tmp_path / "run", "algo=grpo")
+def test_interruption_is_clean(start: Starter, tmp_path: Path, number: int, code: int) -> None:
+    process = start(tmp_path / "run", "algo=grpo")
     children = family(process)
     assert len(children) > 4
     process.send_signal(number)
@@ -173,8 +192,8 @@ def test_interruption_is_clean(repo: Path, cache: str, tmp_path: Path, number: i
 
 
 @pytest.mark.parametrize("role", ["critic", "rollout", "reward"])
-def test_a_killed_worker_ends_the_run_by_name(repo: Path, cache: str, tmp_path: Path, role: str) -> None:
-    process = start_and_wait_for(repo, cache, tmp_path / "run", "algo=ppo")
+def test_a_killed_worker_ends_the_run_by_name(start: Starter, tmp_path: Path, role: str) -> None:
+    process = start(tmp_path / "run", "algo=ppo")
     children = family(process)
     kind = {"critic": "CriticWorker", "rollout": "RolloutWorker", "reward": "RewardRank"}[role]
     [victim] = [child for child in children if f"ray::{kind}" in " ".join(child.cmdline())]
@@ -189,8 +208,8 @@ def test_a_killed_worker_ends_the_run_by_name(repo: Path, cache: str, tmp_path: 
     assert_gone(children)
 
 
-def test_an_orphaned_cluster_does_not_outlive_a_killed_driver(repo: Path, cache: str, tmp_path: Path) -> None:
-    process = start_and_wait_for(repo, cache, tmp_path / "run", "algo=grpo")
+def test_an_orphaned_cluster_does_not_outlive_a_killed_driver(start: Starter, tmp_path: Path) -> None:
+    process = start(tmp_path / "run", "algo=grpo")
     # Ray's two agents look for their raylet once a minute only; they end by themselves.
     children = [child for child in family(process) if not child.name().endswith("Agent")]
     process.kill()
