@@ -32,7 +32,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
     budget, longest = config.train.max_tokens_per_microbatch, config.rollout.max_response_tokens
     timeout_s, temperature = config.cluster.call_timeout_s, config.rollout.temperature
     specs: dict[str, Any] = {
-        "rollout": RolloutSpec(path, config.model, config.rollout),
+        "rollout": RolloutSpec(path, config.model, config.rollout, algorithm.estimator.rewards_steps),
         "reward": config.reward,
         "actor": ActorSpec(
             path,
@@ -40,7 +40,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
             config.actor,
             config.trainer,
             config.algo,
-            algorithm.policy_loss,
+            algorithm.objective.loss,
             temperature,
             longest,
             budget,

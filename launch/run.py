@@ -17,11 +17,11 @@ from tandem.launch import prepare
 from tandem.launch.display import Display, make_display
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
 from tandem.launch.versions import versions
+from tandem.platform.alarms import Alarm, alarms
 from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver, StepResult
 from tandem.platform.masked import masked_mean
-from tandem.platform.metrics import FlatReward
 from tandem.platform.protocols import Roles
 from tandem.platform.records import Recorder, sample_rows, write_json
 from tandem.platform.spans import Spans
@@ -74,7 +74,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     evaluation = prepare.evaluation(config, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
-    flat_reward = FlatReward()
+    watching = alarms()
     with roles_of(config, algorithm, path) as roles:
         display.begin(steps)
         driver = Driver(
@@ -85,7 +85,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
             steps,
             evaluation,
             Spans(display.phase),
-            on_step=lambda step, result: _keep(config, recorder, display, flat_reward, step, result),
+            on_step=lambda step, result: _keep(config, recorder, display, watching, step, result),
             on_eval=lambda metrics: _keep_first(recorder, display, metrics),
         )
         driver.run()
@@ -147,7 +147,7 @@ def _as_yaml(config: Config) -> str:
 
 
 def _keep(
-    config: Config, recorder: Recorder, display: Display, flat_reward: FlatReward, step: int, result: StepResult
+    config: Config, recorder: Recorder, display: Display, watching: list[Alarm], step: int, result: StepResult
 ) -> None:
     recorder.step(step, result.metrics, result.finished_at)
     every = config.tracking.samples_every
@@ -155,10 +155,12 @@ def _keep(
         kept = config.tracking.samples_kept
         rows = zip(result.batch.advantages[:kept], result.batch.mask[:kept], strict=True)
         advantages = [float(masked_mean(values, mask)) for values, mask in rows]
-        recorder.samples(step, sample_rows(result.rollouts[:kept], result.scores[:kept], advantages))
+        collected = result.collected
+        recorder.samples(step, sample_rows(collected.rollouts[:kept], collected.scores[:kept], advantages))
     display.step(step, result.metrics)
-    if warning := flat_reward(result.metrics):
-        display.note(warning)
+    for alarm in watching:
+        if warning := alarm(result.metrics, result.unmoved):
+            display.note(warning)
 
 
 def _keep_first(recorder: Recorder, display: Display, metrics: dict[str, float]) -> None:

@@ -67,6 +67,7 @@ class Rollout:
     stop: StopReason
     policy_version: int
     response_text: str  # what reward functions read
+    token_ends: tuple[int, ...] = ()  # characters of the text up to and with each token; only where steps are rewarded
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.response_mask), len(self.logprobs)}
@@ -78,12 +79,20 @@ class Score:
     """What the reward role says of one rollout.
 
     Example: `Score(reward=1.0, parts={"exact_match": 1.0})`; an unscorable sample:
-    `Score(reward=None, parts={"exact_match": None}, problem="timeout")`.
+    `Score(reward=None, parts={"exact_match": None}, problem="timeout")`; two steps, ending at response tokens 4 and 9:
+    `Score(reward=1.0, steps={4: 1.0, 9: 0.0})`.
     """
 
     reward: float | None  # None = unscorable: masked out, left out of the group's baseline, counted
     parts: Mapping[str, float | None] = field(default_factory=dict)
     problem: str | None = None  # "timeout" | "crash" | "none" | "nan" | "error"
+    steps: Mapping[int, float] = field(default_factory=dict)  # rewards within `reward`, by the token that ends the step
+    raw: float | None = None  # the reward as the functions gave it, where `reward` has been shaped since
+
+    @property
+    def accuracy(self) -> float | None:
+        """The reward as the functions gave it."""
+        return self.reward if self.raw is None else self.raw
 
 
 def real_tokens(lengths: Tensor, width: int) -> Tensor:
@@ -144,19 +153,24 @@ class RolloutBatch(_Rows):
     lengths: Tensor  # (B,) int64: prompt and response tokens
     group_ids: Tensor  # (B,) int64
     rewards: Tensor  # (B,) float32, 0 where not scored
+    accuracies: Tensor  # (B,) float32: the reward before any shaping, 0 where not scored
+    baselines: Tensor  # (B,) float32: reward of the greedy response to the row's prompt; NaN where there is none
     scored: Tensor  # (B,) bool: False = unscorable, out of the loss and out of the baseline
+    muted: Tensor  # (B,) bool: True = out of the losses, in the baseline
     truncated: Tensor  # (B,) bool: by stop reason
     policy_version: Tensor  # (B,) int64
-    token_rewards: Tensor  # (B, T) float32: the reward on the last response token, plus step rewards
+    token_rewards: Tensor  # (B, T) float32: step rewards where the steps end, the rest on the last response token
+    step_ends: Tensor  # (B, T) bool: tokens that end a step; the last response token always does
 
     def __post_init__(self) -> None:
         b, t = self.tokens.shape
         _check("RolloutBatch", (b, t), torch.int64, tokens=self.tokens)
-        _check("RolloutBatch", (b, t), torch.bool, response_mask=self.response_mask)
+        _check("RolloutBatch", (b, t), torch.bool, response_mask=self.response_mask, step_ends=self.step_ends)
         rows_and_tokens = {"rollout_logprobs": self.rollout_logprobs, "token_rewards": self.token_rewards}
         _check("RolloutBatch", (b, t), torch.float32, **rows_and_tokens)
-        _check("RolloutBatch", (b,), torch.float32, rewards=self.rewards)
-        _check("RolloutBatch", (b,), torch.bool, scored=self.scored, truncated=self.truncated)
+        rows = {"rewards": self.rewards, "accuracies": self.accuracies, "baselines": self.baselines}
+        _check("RolloutBatch", (b,), torch.float32, **rows)
+        _check("RolloutBatch", (b,), torch.bool, scored=self.scored, muted=self.muted, truncated=self.truncated)
         ints = {"lengths": self.lengths, "group_ids": self.group_ids, "policy_version": self.policy_version}
         _check("RolloutBatch", (b,), torch.int64, **ints)
 
@@ -168,18 +182,23 @@ class RolloutBatch(_Rows):
         width = max(int(self.lengths.max()), 1)
         columns = {
             name: getattr(self, name)[:, :width]
-            for name in ("tokens", "response_mask", "rollout_logprobs", "token_rewards")
+            for name in ("tokens", "response_mask", "rollout_logprobs", "token_rewards", "step_ends")
         }
         return replace(self, **columns)
 
     @staticmethod
-    def from_rollouts(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> RolloutBatch:
-        """Pads B rollouts and their scores into one batch.
+    def from_rollouts(
+        rollouts: Sequence[Rollout], scores: Sequence[Score], baselines: Sequence[float | None] | None = None
+    ) -> RolloutBatch:
+        """Pads B rollouts, their scores, and the rewards of the greedy responses to their prompts into one batch.
 
-        The reward lands on the last response token the policy wrote. A sample that could not be scored has an
-        all-False response mask; so has an empty response, which keeps its place in the group with outcome 0.
+        Rewards land on the last token the policy wrote in each step, without steps on the last one of the response. A
+        sample that could not be scored has an all-False response mask; so has an empty response, which keeps its place in
+        the group with outcome 0.
         """
         assert len(rollouts) == len(scores), f"{len(rollouts)} rollouts but {len(scores)} scores"
+        baselines = [None] * len(rollouts) if baselines is None else baselines
+        assert len(baselines) == len(rollouts), f"{len(rollouts)} rollouts but {len(baselines)} baselines"
         for row, score in enumerate(scores):
             assert score.reward is None or math.isfinite(score.reward), f"score {row} is not finite: {score.reward}"
         lengths = [len(rollout.prompt.ids) + len(rollout.response_ids) for rollout in rollouts]
@@ -187,6 +206,7 @@ class RolloutBatch(_Rows):
         tokens = torch.full((b, t), PADDED, dtype=torch.int64)
         response_mask = torch.zeros(b, t, dtype=torch.bool)
         logprobs, token_rewards = torch.zeros(b, t), torch.zeros(b, t)
+        step_ends = torch.zeros(b, t, dtype=torch.bool)
         for row, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
             start, end = len(rollout.prompt.ids), lengths[row]
             tokens[row, :end] = torch.tensor(rollout.prompt.ids + rollout.response_ids)
@@ -195,8 +215,8 @@ class RolloutBatch(_Rows):
                 continue
             written = torch.tensor(rollout.response_mask, dtype=torch.bool)
             response_mask[row, start:end] = written
-            if written.any():
-                token_rewards[row, start + int(written.nonzero()[-1])] = score.reward
+            for place, value in _placed_rewards(score, rollout.response_mask).items():
+                token_rewards[row, start + place], step_ends[row, start + place] = value, True
         return RolloutBatch(
             tokens=tokens,
             response_mask=response_mask,
@@ -204,11 +224,30 @@ class RolloutBatch(_Rows):
             lengths=torch.tensor(lengths),
             group_ids=torch.tensor([rollout.prompt.group_id for rollout in rollouts]),
             rewards=torch.tensor([score.reward or 0.0 for score in scores]),
+            accuracies=torch.tensor([score.accuracy or 0.0 for score in scores]),
+            baselines=torch.tensor([math.nan if value is None else value for value in baselines]),
             scored=torch.tensor([score.reward is not None for score in scores]),
+            muted=torch.zeros(b, dtype=torch.bool),
             truncated=torch.tensor([rollout.stop.is_truncated for rollout in rollouts]),
             policy_version=torch.tensor([rollout.policy_version for rollout in rollouts]),
             token_rewards=token_rewards,
+            step_ends=step_ends,
         )
+
+
+def _placed_rewards(score: Score, written: Sequence[bool]) -> dict[int, float]:
+    """Rewards by response token: those of the steps, the rest on the last token, all on tokens the policy wrote."""
+    assert score.reward is not None, "a sample that was not scored has no rewards to place"
+    own = [place for place, is_own in enumerate(written) if is_own]
+    if not own:
+        return {}
+    placed: dict[int, float] = {}
+    ends = sorted(score.steps)
+    for end in ends[:-1]:
+        place = max((token for token in own if token <= end), default=own[0])
+        placed[place] = placed.get(place, 0.0) + score.steps[end]
+    placed[own[-1]] = placed.get(own[-1], 0.0) + score.reward - sum(score.steps[end] for end in ends[:-1])
+    return placed
 
 
 @dataclass(frozen=True)
@@ -248,8 +287,8 @@ class Credit:
 class TrainBatch(_Rows):
     """Samples with their credit, ready for the losses.
 
-    `num_tokens` and `num_sequences` are GLOBAL denominators of the mini-batch this belongs to: they stay the same in
-    every cut into ranks and micro-batches, so the gradient does too.
+    `num_tokens`, `num_sequences` and `num_positive_tokens` are GLOBAL denominators of the mini-batch this belongs to: they
+    stay the same in every cut into ranks and micro-batches, so the gradient does too.
     """
 
     rollout: RolloutBatch
@@ -258,14 +297,18 @@ class TrainBatch(_Rows):
     ref_logprobs: Tensor | None = None  # (B, T) float32
     old_values: Tensor | None = None  # (B, T) float32
     returns: Tensor | None = None  # (B, T) float32
+    weights: Tensor | None = None  # (B, T) float32, of the policy loss: corrects for another sampler than the trainer
+    positive: Tensor | None = None  # (B,) bool: right answers, to be imitated too
     num_tokens: int = 0
     num_sequences: int = 0
+    num_positive_tokens: int = 0
 
     def __post_init__(self) -> None:
         shape = tuple(self.rollout.tokens.shape)
         _check("TrainBatch", shape, torch.float32, old_logprobs=self.old_logprobs, advantages=self.advantages)
         _check("TrainBatch", shape, torch.float32, ref_logprobs=self.ref_logprobs, old_values=self.old_values)
-        _check("TrainBatch", shape, torch.float32, returns=self.returns)
+        _check("TrainBatch", shape, torch.float32, returns=self.returns, weights=self.weights)
+        _check("TrainBatch", shape[:1], torch.bool, positive=self.positive)
 
     def __len__(self) -> int:
         return len(self.rollout)
@@ -277,13 +320,18 @@ class TrainBatch(_Rows):
 
     def as_minibatch(self) -> TrainBatch:
         """The same rows as one whole mini-batch: the denominators are counted from them."""
-        return replace(self, num_tokens=int(self.mask.sum()), num_sequences=int(self.mask.any(dim=1).sum()))
+        return replace(
+            self,
+            num_tokens=int(self.mask.sum()),
+            num_sequences=int(self.mask.any(dim=1).sum()),
+            num_positive_tokens=0 if self.positive is None else int(self.mask[self.positive].sum()),
+        )
 
     def trim(self) -> TrainBatch:
         """The same rows without the columns that are padding in all of them."""
         rollout = self.rollout.trim()
         width = rollout.tokens.shape[1]
-        names = ("old_logprobs", "advantages", "ref_logprobs", "old_values", "returns")
+        names = ("old_logprobs", "advantages", "ref_logprobs", "old_values", "returns", "weights")
         columns = {name: tensor[:, :width] for name in names if (tensor := getattr(self, name)) is not None}
         return replace(self, rollout=rollout, **columns)
 

@@ -11,21 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-) -> Any:
-    """A dataclass field that knows its meaning, choices and bounds (None passes every bound)."""
-    metadata = {"help": help, "choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
-    if isinstance(default, dict | list):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.setting import setting
 
 
 @dataclass
@@ -109,6 +96,8 @@ class RolloutConfig:
     samples_per_prompt: int = setting(8, "responses per prompt, the group size G", at_least=1)
     max_response_tokens: int = setting(32, "longest response, in tokens", at_least=1)
     temperature: float = setting(1.0, "of sampling; every log-prob uses it", above=0)
+    top_p: float = setting(1.0, "sample from the most likely tokens of this probability; 1: all", above=0, at_most=1)
+    top_k: int | None = setting(None, "sample from so many most likely tokens; null: all", at_least=1)
     replicas: int = setting(1, "engines that sample in parallel", at_least=1)
     max_batch_sequences: int = setting(256, "sequences an engine runs at once", at_least=1)
     stop_token_ids: list[int] = setting([], "end a response, besides the model's own end tokens")
@@ -132,33 +121,14 @@ class RewardConfig:
     timeout_s: float = setting(10.0, "seconds a function may take for one sample", above=0)
     memory_limit_mb: int = setting(4096, "MiB of address space of each process", at_least=256)
     allow_errors: bool = setting(False, "count a sample whose function raises as unscorable, instead of stopping")
-
-
-@dataclass
-class AlgoConfig:
-    """Numbers of the algorithm. `algo=NAME` sets them all, and adv_estimator with them."""
-
-    name: str = setting("ppo", "what the numbers are called")
-    policy_loss: str = setting("clipped_surrogate", "policy objective", choices=("clipped_surrogate",))
-    gamma: float = setting(1.0, "discount per token (gae)", at_least=0, at_most=1)
-    lam: float = setting(1.0, "lambda of GAE (gae)", at_least=0, at_most=1)
-    bootstrap_truncated: bool = setting(False, "add the value after the last token to a truncated response (gae)")
-    group_std: str = setting(
-        "sample", "what a group's advantages are divided by (grpo)", choices=("sample", "population", "none")
+    normalize: str = setting(
+        "none", "divide by the running standard deviation, or subtract the mean first", choices=("none", "std", "mean_std")
     )
-    whiten_advantages: bool = setting(False, "zero mean and unit standard deviation over the batch's tokens")
-    clip_ratio_low: float = setting(0.2, "the ratio is clipped at 1 - this", above=0, at_most=1)
-    clip_ratio_high: float = setting(0.2, "the ratio is clipped at 1 + this", above=0)
-    dual_clip: float | None = setting(None, "loss of a negative advantage is at most this times it; null: off", above=1)
-    kl_reward_coef: float = setting(0.0, "KL penalty inside the reward, per token; 0: off", at_least=0)
-    kl_reward_estimator: str = setting("k1", "estimator of the KL in the reward", choices=("k1", "k2", "k3"))
-    kl_loss_coef: float = setting(0.0, "KL term of the loss; 0: off", at_least=0)
-    kl_loss_estimator: str = setting("k3", "estimator of the KL in the loss", choices=("k1", "k2", "k3"))
-    entropy_coef: float = setting(0.0, "entropy bonus of the loss", at_least=0)
-    loss_aggregation: str = setting(
-        "token-mean",
-        "how token losses become one number",
-        choices=("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
+    scale: float = setting(1.0, "multiplies the reward", above=0)
+    clip: float | None = setting(None, "the reward is clipped to plus and minus this; null: off", above=0)
+    overlong_penalty: float = setting(0.0, "soft penalty of a response near the limit, at most this; 0: off", at_least=0)
+    overlong_buffer_tokens: int | None = setting(
+        None, "tokens before the limit where it sets in; null: a fifth of rollout.max_response_tokens", at_least=0
     )
 
 
@@ -189,7 +159,13 @@ class CriticConfig(OptimizerConfig):
     lr: float = setting(1e-5, "learning rate", at_least=0)
     ranks: int = setting(1, "data-parallel ranks", at_least=1)
     path: str | None = setting(None, "folder or hub name of its first weights; null: the actor's")
-    warmup_steps: int = setting(0, "training steps in which only the critic learns", at_least=0)
+    head: str = setting(
+        "zero", "first value head: zeros, or the score head of the reward model at critic.path", choices=("zero", "score")
+    )
+    warmup_steps: int = setting(0, "training steps, at most, in which only the critic learns", at_least=0)
+    warmup_until: float | None = setting(
+        None, "end them once critic/explained_variance reaches this; null: all of them", at_most=1
+    )
     value_clip: float | None = setting(0.2, "a value may move this far from the old one; null: off", above=0)
 
 
@@ -263,7 +239,22 @@ class TrackingConfig:
 class Config:
     """The whole configuration. Units: a prompt gives samples_per_prompt samples; a sample is one sequence."""
 
-    adv_estimator: str = setting("gae", "advantage estimator; decides whether there is a critic", choices=("gae", "grpo"))
+    adv_estimator: str = setting(
+        "gae",
+        "advantage estimator; decides whether there is a critic",
+        choices=(
+            "gae",
+            "grpo",
+            "dr_grpo",
+            "grpo_process",
+            "rloo",
+            "reinforce",
+            "reinforce_pp",
+            "reinforce_pp_baseline",
+            "remax",
+            "opo",
+        ),
+    )
     dry_run: bool = setting(False, "print the plan and stop")
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -285,6 +276,11 @@ class Config:
     def samples_per_step(self) -> int:
         """B = P x G, the samples of a training step."""
         return self.data.prompts_per_step * self.rollout.samples_per_prompt
+
+    @property
+    def sampling_seed(self) -> int:
+        """The seed of sampling."""
+        return self.run.seed if self.rollout.seed is None else self.rollout.seed
 
     @property
     def max_sequence_tokens(self) -> int:

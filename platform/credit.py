@@ -10,45 +10,77 @@ import torch
 from tandem.platform.algorithms import Algorithm
 from tandem.platform.batch import Inferred, RolloutBatch, TrainBatch
 from tandem.platform.config import AlgoConfig, TrainConfig
+from tandem.platform.correction import correct
 from tandem.platform.kl import kl
-from tandem.platform.masked import masked_fill_zero, whiten
+from tandem.platform.masked import masked_fill_zero, masked_mean, whiten
+
+Metrics = dict[str, float]
 
 
-def penalised_rewards(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig) -> RolloutBatch:
-    """Token rewards less the KL penalty, r_t - beta * KL_t, on the tokens of the response mask.
+def penalised_rewards(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig, coef: float) -> RolloutBatch:
+    """Token rewards less the KL penalty, r_t - coef * KL_t, on the tokens of the response mask.
 
-    Ouyang et al., InstructGPT, eq. 2, https://arxiv.org/abs/2203.02155. With `algo.kl_reward_coef` 0, the batch as it is.
+    Ouyang et al., InstructGPT, eq. 2, https://arxiv.org/abs/2203.02155. With a coefficient of 0, the batch as it is.
     """
-    if algo.kl_reward_coef == 0:
+    if coef == 0:
         return batch
     assert inferred.ref_logprobs is not None, "a KL penalty needs reference log-probs"
     penalty = kl(inferred.old_logprobs, inferred.ref_logprobs, algo.kl_reward_estimator)
     penalty = masked_fill_zero(penalty, batch.response_mask)
-    return replace(batch, token_rewards=batch.token_rewards - algo.kl_reward_coef * penalty)
+    return replace(batch, token_rewards=batch.token_rewards - coef * penalty)
 
 
-def credit(batch: RolloutBatch, inferred: Inferred, algorithm: Algorithm, algo: AlgoConfig) -> TrainBatch:
-    """The advantages (and returns) of every token the policy wrote, with all that the losses read."""
-    given = algorithm.advantages(penalised_rewards(batch, inferred, algo), inferred.values, algo)
-    advantages = whiten(given.advantages, batch.response_mask) if algo.whiten_advantages else given.advantages
-    return TrainBatch(
+def credit(
+    batch: RolloutBatch, inferred: Inferred, algorithm: Algorithm, algo: AlgoConfig, kl_coef: float | None = None
+) -> tuple[TrainBatch, Metrics]:
+    """The advantages (and returns) of every token the policy wrote, with all that the losses read.
+
+    In this order: KL penalty with `kl_coef` (`algo.kl_reward_coef` unless given), estimator, masks (muted samples, overlong
+    filter, correction), whitening over the tokens that remain. What is masked here has counted in its group's baseline.
+
+    Metrics: with a reference `kl/sampled` (nats per token, by `algo.kl_reward_estimator`) and `kl/coef`, with a correction
+    `correction/*`.
+    """
+    kl_coef = algo.kl_reward_coef if kl_coef is None else kl_coef
+    given = algorithm.estimator.advantages(penalised_rewards(batch, inferred, algo, kl_coef), inferred.values, algo)
+    muted = batch.muted | batch.truncated if algo.overlong_filter else batch.muted
+    batch = replace(batch, muted=muted, response_mask=batch.response_mask & ~muted[:, None])
+    weights, metrics = None, _kl_metrics(batch, inferred, algo, kl_coef)
+    if algo.correction != "none":
+        found = correct(inferred.old_logprobs, batch.rollout_logprobs, batch.response_mask, algo)
+        weights, metrics = found.weights, {**metrics, **found.metrics}
+        batch = replace(batch, response_mask=found.mask)
+    whitens = algo.whiten_advantages or algorithm.estimator.whitens
+    advantages = (whiten if whitens else masked_fill_zero)(given.advantages, batch.response_mask)
+    train_batch = TrainBatch(
         rollout=batch,
         old_logprobs=inferred.old_logprobs,
         advantages=advantages,
         ref_logprobs=inferred.ref_logprobs,
         old_values=inferred.values.values if inferred.values else None,
         returns=given.returns,
+        weights=weights,
+        positive=batch.scored & (batch.accuracies > algo.positive_above) if algo.positive_nll_coef > 0 else None,
     )
+    return train_batch, metrics
 
 
-def minibatches(batch: TrainBatch, train: TrainConfig, seed: int) -> Iterator[TrainBatch]:
-    """`epochs_per_batch` x `minibatches` parts of the batch, in a new random order of rows in each epoch.
+def _kl_metrics(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig, coef: float) -> Metrics:
+    if inferred.ref_logprobs is None:
+        return {}
+    estimate = kl(inferred.old_logprobs, inferred.ref_logprobs, algo.kl_reward_estimator)
+    sampled = masked_mean(estimate, batch.response_mask)
+    return {"kl/sampled": float(sampled), "kl/coef": coef or algo.kl_loss_coef}
 
-    Each carries its own global denominators. Mini-batches are of equal size in rows; `validate` refuses sizes that do not
-    divide.
+
+def epochs(batch: TrainBatch, train: TrainConfig, seed: int) -> Iterator[list[TrainBatch]]:
+    """`epochs_per_batch` lists of the batch's `minibatches` parts, in a new random order of rows in each epoch.
+
+    Each part carries its own global denominators. Mini-batches are of equal size in rows; `validate` refuses sizes that do
+    not divide. One without a token in the losses is left out: its optimizer step would follow momentum alone.
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(train.epochs_per_batch):
         order = torch.randperm(len(batch), generator=generator)
-        for rows in order.chunk(train.minibatches):
-            yield batch.select(rows).as_minibatch()
+        parts = [batch.select(rows).as_minibatch() for rows in order.chunk(train.minibatches)]
+        yield [part for part in parts if part.num_tokens]

@@ -2,30 +2,30 @@
 
     prompts -> generate -> score -> infer -> credit -> update -> publish
 
-Read `Driver.step` first; every line of it is a phase.
+Read `Driver.step` first; every line of it is a phase. `Collector.collect` is the first two.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tandem.platform import metrics as measure
 from tandem.platform.algorithms import Algorithm
-from tandem.platform.batch import Inferred, Rollout, RolloutBatch, Score, TrainBatch
+from tandem.platform.batch import Inferred, RolloutBatch, TrainBatch
+from tandem.platform.collector import Collected, Collector
 from tandem.platform.config import Config
-from tandem.platform.credit import credit, minibatches
+from tandem.platform.credit import credit, epochs
 from tandem.platform.evaluate import Evaluation
+from tandem.platform.kl import KLController
 from tandem.platform.metrics import Metrics
-from tandem.platform.protocols import Roles, Sampling
+from tandem.platform.protocols import Roles, Totals
 from tandem.platform.seeds import mix
 from tandem.platform.source import PromptSource
 from tandem.platform.spans import Spans
 
-TRAINING_STREAM, UPDATE_STREAM = 0, 1  # what a random number is for; part of its seed
+UPDATE_STREAM = 1  # what a random number is for; part of its seed
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class StepResult:
     """What a step leaves: its metrics, and its samples with their credit."""
 
     metrics: Metrics
-    rollouts: Sequence[Rollout]
-    scores: Sequence[Score]
+    collected: Collected
     batch: TrainBatch
+    unmoved: frozenset[str]  # trainable tensors that the step's updates have not changed
     finished_at: float  # seconds since the epoch, before any evaluation
 
 
@@ -63,8 +63,9 @@ class Driver:
         self.on_step, self.on_eval = on_step, on_eval
         self.number = 0  # of the step that runs
         self.version = 0  # of the policy: updates it has had
-        self._pending: deque[Any] = deque()  # tickets of steps being generated, oldest first
-        self._submitted = 0  # number of the last step that was submitted
+        self.collector = Collector(config, algorithm, roles, source, steps, self.spans)
+        self.kl_controller = KLController(config.algo.kl_reward_coef, config.algo.kl_target, config.algo.kl_horizon)
+        self.critic_ready = roles.critic is None or config.critic.warmup_steps == 0  # then the policy learns
 
     def run(self) -> None:
         """The whole training, with the evaluations around and inside it."""
@@ -82,43 +83,21 @@ class Driver:
         """One training step."""
         self.number += 1
         with self.spans.span("step"):
-            with self.spans.span("generate"):
-                rollouts = self._generate()
-            with self.spans.span("score"):
-                scores = self.roles.rewards.score(rollouts)
-                batch = RolloutBatch.from_rollouts(rollouts, scores)
+            collected = self.collector.collect(self.number)
             with self.spans.span("infer"):
-                inferred = self._infer(batch)
+                inferred = self._infer(collected.batch)
             with self.spans.span("credit"):
-                train_batch = credit(batch, inferred, self.algorithm, self.config.algo)
+                batch, credited = credit(
+                    collected.batch, inferred, self.algorithm, self.config.algo, self.kl_controller.coef
+                )
+                described = {**credited, **measure.credit_metrics(batch)}
             with self.spans.span("update"):
-                updated = self._update(train_batch)
+                updated, unmoved = self._update(batch, described)
             with self.spans.span("publish"):
-                lag = measure.policy_lag_metrics(train_batch, self.version)
-                self._advance()
-        metrics = {**self._describe(rollouts, scores, train_batch), **updated, **lag}
-        return StepResult(metrics, rollouts, scores, train_batch, time.time())
-
-    def _generate(self) -> list[Rollout]:
-        """Collects this step's samples, with up to `max_staleness` later steps submitted behind them."""
-        ahead = min(self.number + self.config.rollout.max_staleness, self.steps)
-        while self._submitted < max(ahead, self.number):
-            self._submitted += 1
-            prompts = self.source.prompts_of_step(self._submitted)
-            self._pending.append(self.roles.rollouts.submit(prompts, self._sampling(self._submitted)))
-        return self.roles.rollouts.collect(self._pending.popleft())
-
-    def _sampling(self, step: int) -> Sampling:
-        rollout = self.config.rollout
-        return Sampling(
-            samples=rollout.samples_per_prompt,
-            temperature=rollout.temperature,
-            max_tokens=rollout.max_response_tokens,
-            seed=(self._seed(rollout.seed), TRAINING_STREAM, step),
-        )
-
-    def _seed(self, own: int | None) -> int:
-        return self.config.run.seed if own is None else own
+                lag = measure.policy_lag_metrics(batch, self.version)
+                self._advance(described)
+        metrics = {**self._describe(collected, batch), **described, **updated, **lag}
+        return StepResult(metrics, collected, batch, unmoved, time.time())
 
     def _infer(self, batch: RolloutBatch) -> Inferred:
         with self.spans.span("infer_old"):
@@ -132,25 +111,41 @@ class Driver:
                 values = self.roles.critic.values(batch)
         return Inferred(old, ref, values)
 
-    def _update(self, batch: TrainBatch) -> Metrics:
-        """Critic, then actor, over the same mini-batches."""
-        seed = mix(self._seed(None), UPDATE_STREAM, self.number)
-        parts = list(minibatches(batch, self.config.train, seed))
-        totals = []
+    def _update(self, batch: TrainBatch, described: Metrics) -> tuple[Metrics, frozenset[str]]:
+        """Critic, then actor, over the same mini-batches; and the trainable tensors that none of it has moved."""
+        parts = list(epochs(batch, self.config.train, mix(self.config.run.seed, UPDATE_STREAM, self.number)))
+        totals: list[Totals] = []
         if self.roles.critic is not None:
             with self.spans.span("update_critic"):
-                totals.append(self.roles.critic.update(parts))
-        if self._policy_learns:
+                totals.append(self.roles.critic.update([part for epoch in parts for part in epoch]))
+        self.critic_ready = self.critic_ready or self._critic_suffices(described)
+        if self.critic_ready:
             with self.spans.span("update_actor"):
-                totals.append(self.roles.actor.update(parts))
-        return measure.reduce_totals(totals)
+                totals.append(self._update_actor(parts))
+        return measure.reduce_totals(totals), frozenset().union(*(part.unmoved or () for part in totals))
 
-    @property
-    def _policy_learns(self) -> bool:
-        return self.roles.critic is None or self.number > self.config.critic.warmup_steps
+    def _critic_suffices(self, described: Metrics) -> bool:
+        """Whether the critic has had its steps alone, or explains enough already."""
+        critic = self.config.critic
+        enough = critic.warmup_until is not None and described["critic/explained_variance"] >= critic.warmup_until
+        return enough or self.number > critic.warmup_steps
 
-    def _advance(self) -> None:
-        if self._policy_learns:
+    def _update_actor(self, parts: list[list[TrainBatch]]) -> Totals:
+        """Epoch after epoch, until the policy has moved further than `algo.kl_stop`."""
+        totals: list[Totals] = []
+        for epoch in parts:
+            totals.append(self.roles.actor.update(epoch))
+            moved = measure.reduce_totals(totals[-1:]).get("policy/approx_kl", 0.0)
+            if self.config.algo.kl_stop is not None and moved > self.config.algo.kl_stop:
+                break
+        done = Totals({"policy/epochs": (float(len(totals)), 1.0)}, {})
+        return measure.add_totals([*totals, done])
+
+    def _advance(self, described: Metrics) -> None:
+        """What the next step starts from."""
+        if "kl/sampled" in described:
+            self.kl_controller.observe(described["kl/sampled"], self.config.samples_per_step)
+        if self.critic_ready:
             self.version += 1
             self._publish()
 
@@ -163,24 +158,22 @@ class Driver:
         if self.evaluation is None:
             return {}
         with self.spans.span("evaluate"):
-            metrics = self.evaluation.run(self.roles, self._seed(self.config.rollout.seed), self.number)
+            metrics = self.evaluation.run(self.roles, self.config.sampling_seed, self.number)
         return {**metrics, **self.spans.take()}
 
-    def _describe(self, rollouts: Sequence[Rollout], scores: Sequence[Score], batch: TrainBatch) -> Metrics:
+    def _describe(self, collected: Collected, batch: TrainBatch) -> Metrics:
         times = self.spans.take()
+        sampled = [rollout for group in collected.sampled for rollout in group.rollouts]
         described = {
             "step": float(self.number),
             "policy/version": float(self.version),
-            **measure.reward_metrics(scores),
-            **measure.rollout_metrics(rollouts, batch.rollout),
-            **measure.credit_metrics(batch),
+            **measure.reward_metrics([score for group in collected.sampled for score in group.scores]),
+            **measure.rollout_metrics(sampled),
+            **measure.sample_metrics(collected, batch.mask),
             **measure.memory_metrics(self._memory()),
             **times,
         }
         described["tokens/response_per_s"] = described["tokens/response"] / times["time/step_s"]
-        algo = self.config.algo
-        if self.roles.reference is not None:
-            described["kl/coef"] = algo.kl_reward_coef or algo.kl_loss_coef
         return described
 
     def _memory(self) -> Mapping[str, Mapping[str, int]]:

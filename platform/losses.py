@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tandem.platform.logprobs import log_ratio
+from tandem.platform.logprobs import LEAST, log_ratio
 from tandem.platform.masked import masked_fill_zero
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: beyond it a ratio says nothing, and exp overflows
@@ -44,6 +44,47 @@ def clipped_surrogate(
         capped = (advantages < 0) & (losses > bound)
         losses, decided = torch.where(capped, bound, losses), decided | capped
     return losses, decided
+
+
+def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Length-normalised ratio of whole responses, with each token's own gradient: (B, T) float32, 1 outside the mask.
+
+        s_i     = exp( mean over the response of log pi(token) - log pi_old(token) )
+        s_{i,t} = stop_gradient(s_i) * pi(token t) / stop_gradient(pi(token t))
+
+    Zheng et al., Group Sequence Policy Optimization, eq. 7 and 14 (GSPO-token, whose gradient is that of GSPO where a
+    response has one advantage), https://arxiv.org/abs/2507.18071
+    """
+    ratios = masked_fill_zero(log_ratio(logprobs, old_logprobs), mask)
+    means = ratios.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    own = masked_fill_zero(logprobs.float().clamp(min=LEAST), mask)
+    whole = means.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * (own - own.detach()).exp()
+    return torch.where(mask, whole, torch.ones_like(whole))
+
+
+def clipped_weight(
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """Per-token CISPO loss and whether the weight was clipped: (B, T) float32 and (B, T) bool.
+
+        L_t = -stop_gradient(clip(ratio, 1 - low, 1 + high)) * A * log pi(token)
+
+    The weight is clipped, not the update: every token keeps its gradient.
+
+    MiniMax-M1, section 3.1, https://arxiv.org/abs/2506.13585
+    """
+    weights = ratio.detach().clamp(1 - clip_low, 1 + clip_high)
+    return weights * log_likelihood_loss(logprobs, advantages), weights != ratio.detach()
+
+
+def log_likelihood_loss(logprobs: Tensor, weights: Tensor) -> Tensor:
+    """-weight * log pi(token): (B, T) float32, finite for a log-prob of -inf.
+
+    With advantages as weights it is the policy gradient: Williams, 1992; Sutton et al., Policy Gradient Methods for
+    Reinforcement Learning with Function Approximation, 2000. With ones on right answers it is their imitation.
+    """
+    assert logprobs.shape == weights.shape, f"logprobs {tuple(logprobs.shape)} but weights {tuple(weights.shape)}"
+    return -weights * logprobs.float().clamp(min=LEAST)
 
 
 def clipped_value_loss(

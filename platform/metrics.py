@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tandem.platform.advantages import zero_std_groups
-from tandem.platform.batch import Rollout, RolloutBatch, Score, TrainBatch
+from tandem.platform.batch import Rollout, Score, TrainBatch
+from tandem.platform.collector import Collected, samples_in
+from tandem.platform.logprobs import log_ratio
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Totals
 
 Metrics = dict[str, float]
-TOTALS = ("mean", "std", "min", "max")
+TOTALS = ("mean", "std", "min", "max", "greedy_baseline", "overlong_penalty", "accuracy")
 """Metrics `reward/*` of the whole reward; the others are its parts, by name."""
 
 
@@ -26,7 +27,8 @@ def reduce_totals(parts: Iterable[Totals]) -> Metrics:
 
 
 def add_totals(parts: Iterable[Totals]) -> Totals:
-    """The totals of all parts: numerators and denominators summed, maxima taken."""
+    """The totals of all parts: numerators and denominators summed, maxima taken, what none has moved is unmoved."""
+    parts = list(parts)
     sums: dict[str, tuple[float, float]] = {}
     maxima: dict[str, float] = {}
     for part in parts:
@@ -35,11 +37,15 @@ def add_totals(parts: Iterable[Totals]) -> Totals:
             sums[name] = before[0] + num, before[1] + den
         for name, value in part.maxima.items():
             maxima[name] = max(maxima.get(name, value), value)
-    return Totals(sums, maxima)
+    unmoved = [part.unmoved for part in parts if part.unmoved is not None]
+    return Totals(sums, maxima, frozenset.intersection(*unmoved) if unmoved else None)
 
 
 def reward_metrics(scores: Sequence[Score]) -> Metrics:
-    """`reward/*` over the samples that could be scored; unscorable ones are counted by problem."""
+    """`reward/*` over the samples that could be scored; unscorable ones are counted by problem.
+
+    `reward/accuracy` is the mean reward before shaping, where there is any.
+    """
     rewards = torch.tensor([score.reward for score in scores if score.reward is not None], dtype=torch.float64)
     metrics: Metrics = {"reward/unscorable": float(len(scores) - len(rewards))}
     for problem, count in Counter(score.problem for score in scores if score.problem).items():
@@ -48,6 +54,9 @@ def reward_metrics(scores: Sequence[Score]) -> Metrics:
         metrics["reward/mean"] = float(rewards.mean())
         metrics["reward/std"] = float(rewards.std(correction=0))
         metrics["reward/min"], metrics["reward/max"] = float(rewards.min()), float(rewards.max())
+    raw = [score.raw for score in scores if score.raw is not None]
+    if raw:  # rewards are shaped
+        metrics["reward/accuracy"] = sum(raw) / len(raw)
     for part in {name: None for score in scores for name in score.parts}:
         known = [value for score in scores if (value := score.parts.get(part)) is not None]
         if known:
@@ -55,29 +64,49 @@ def reward_metrics(scores: Sequence[Score]) -> Metrics:
     return metrics
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], batch: RolloutBatch) -> Metrics:
-    """`response/*`, `group/*`, `samples/*` and `tokens/*` of the samples of a step."""
+def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
+    """`response/*` and `tokens/{prompt,response}` of sampled responses."""
     lengths = [len(rollout.response_ids) for rollout in rollouts]
-    trained = int(batch.response_mask.any(dim=1).sum())
-    silent, groups = zero_std_groups(batch.rewards, batch.group_ids, batch.scored)
     return {
         "response/length_mean": sum(lengths) / len(lengths),
         "response/length_max": float(max(lengths)),
         "response/truncated_frac": sum(rollout.stop.is_truncated for rollout in rollouts) / len(rollouts),
         "response/empty": float(lengths.count(0)),
-        "group/zero_std_frac": silent / groups,
-        "samples/sampled": float(len(rollouts)),
-        "samples/trained": float(trained),
-        "samples/filtered": float(len(rollouts) - trained),
         "tokens/prompt": float(sum(len(rollout.prompt.ids) for rollout in rollouts)),
         "tokens/response": float(sum(lengths)),
-        "tokens/trained": float(batch.response_mask.sum()),
     }
+
+
+def sample_metrics(collected: Collected, mask: Tensor) -> Metrics:
+    """`samples/*`, `group/*` and `sampling/*`: where the samples of a step went. `mask` (B, T) is that of the losses.
+
+    sampled + carried = trained + filtered + leftover
+    """
+    sampled, rows = samples_in(collected.sampled), len(mask)
+    trained = int(mask.any(dim=1).sum())
+    filtered = collected.filtered + rows - trained
+    assert sampled + collected.carried == trained + filtered + collected.leftover, "a sample is lost or counted twice"
+    silent = sum(not group.varies("reward") for group in collected.sampled)
+    metrics = {
+        "samples/sampled": float(sampled),
+        "samples/carried": float(collected.carried),
+        "samples/trained": float(trained),
+        "samples/filtered": float(filtered),
+        "samples/leftover": float(collected.leftover),
+        "sampling/rounds": float(collected.rounds),
+        "group/zero_std_frac": silent / len(collected.sampled),
+        "tokens/trained": float(mask.sum()),
+    }
+    baselines = [group.baseline for group in collected.groups if group.baseline is not None]
+    if baselines:
+        metrics["reward/greedy_baseline"] = sum(baselines) / len(baselines)
+        metrics["tokens/greedy"] = float(sum(group.greedy_tokens for group in collected.sampled))
+    return metrics
 
 
 def policy_lag_metrics(batch: TrainBatch, version: int) -> Metrics:
     """How far the sampler was from the policy that learns: in log-probs, and in versions."""
-    gap = (batch.old_logprobs - batch.rollout.rollout_logprobs).abs()
+    gap = log_ratio(batch.old_logprobs, batch.rollout.rollout_logprobs).abs()
     return {
         "rollout/logprob_gap": float(masked_mean(gap, batch.mask)),
         "rollout/staleness_mean": float((version - batch.rollout.policy_version).double().mean()),
@@ -107,24 +136,3 @@ def credit_metrics(batch: TrainBatch) -> Metrics:
 def memory_metrics(memory: Mapping[str, Mapping[str, int]]) -> Metrics:
     """`memory/<role>/<kind>_bytes`."""
     return {f"memory/{role}/{kind}_bytes": float(n) for role, kinds in memory.items() for kind, n in kinds.items()}
-
-
-class FlatReward:
-    """Notices a run whose reward never varies: nothing can be learned from it, and it often means a wrong parser."""
-
-    AFTER = 10  # steps
-
-    def __init__(self) -> None:
-        self._flat = 0
-
-    def __call__(self, metrics: Metrics) -> str | None:
-        """What to tell the user after this step: once, when all samples of so many steps in a row had one reward."""
-        self._flat = self._flat + 1 if metrics.get("reward/std", 0.0) == 0 else 0
-        if self._flat != self.AFTER:
-            return None
-        reward = metrics.get("reward/mean", 0.0)
-        return (
-            f"warning: in {self.AFTER} steps every sample had the same reward ({reward:g}), so nothing can be learned. "
-            "Look at samples/: does the reward function read what the model writes? "
-            "rollout.max_response_tokens may cut the answer off"
-        )

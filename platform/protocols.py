@@ -19,6 +19,8 @@ class Sampling:
     temperature: float  # 0 = greedy; log-probs of a greedy sample are those at temperature 1
     max_tokens: int
     seed: tuple[int, ...]  # the same seed, prompt and sample number give the same response
+    top_p: float = 1.0  # sample from the most likely tokens of this probability
+    top_k: int | None = None  # and from so many at most
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Totals:
 
     sums: Mapping[str, tuple[float, float]]
     maxima: Mapping[str, float]
+    unmoved: frozenset[str] | None = None  # trainable tensors that no update has changed; None: there was no update
 
 
 class Role(Protocol):

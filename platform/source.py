@@ -1,4 +1,4 @@
-"""The prompts of each training step."""
+"""The prompts of each round of sampling."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ def as_prompt(row: EncodedRow, group_id: int) -> Prompt:
 
 @dataclass(frozen=True)
 class PromptSource:
-    """Training prompts by step: a pure function of the step number, so a run can begin anywhere."""
+    """Training prompts by round: a pure function of its number, so a run can begin anywhere.
+
+    A step takes one round, or more with dynamic sampling.
+    """
 
     rows: Sequence[EncodedRow]
     order: DataOrder
 
-    def prompts_of_step(self, step: int) -> list[Prompt]:
-        """The prompts of step 1, 2, ...; each is a group of its own, keyed by its position in the stream."""
-        rows, ids = self.order.rows_of_step(step - 1), self.order.group_ids_of_step(step - 1)
+    def prompts_of_round(self, number: int) -> list[Prompt]:
+        """The prompts of round 1, 2, ...; each is a group of its own, keyed by its position in the stream."""
+        rows, ids = self.order.rows_of_step(number - 1), self.order.group_ids_of_step(number - 1)
         return [as_prompt(self.rows[row], group) for row, group in zip(rows, ids, strict=True)]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 
-from tandem.platform.algorithms import ESTIMATORS, Algorithm, resolve
+from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, Algorithm, Estimator, Objective, resolve
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.metrics import TOTALS
 from tandem.platform.rewards import REWARDS
+from tandem.platform.validate_algo import algo_problems, algo_warnings
 
 BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
 
@@ -50,20 +51,31 @@ def _values(config: Config) -> Iterator[str]:
 
 
 def _estimator(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
-    group = config.rollout.samples_per_prompt
-    if group < algorithm.min_group:
+    group, least = config.rollout.samples_per_prompt, algorithm.estimator.min_group
+    if group < least:
         yield (
             f"adv_estimator={config.adv_estimator} compares the samples of a prompt and needs at least "
-            f"{algorithm.min_group} of them, but rollout.samples_per_prompt={group}. "
-            f"Set rollout.samples_per_prompt={algorithm.min_group} or more, or adv_estimator=gae"
+            f"{least} of them, but rollout.samples_per_prompt={group}. "
+            f"Set rollout.samples_per_prompt={least} or more, or adv_estimator=gae"
         )
-    own = ESTIMATORS[config.adv_estimator].reads
-    unread = {key for estimator in ESTIMATORS.values() for key in estimator.reads if key not in own}
-    unread |= set() if algorithm.needs_critic else {"critic"}
+    without_critic = set() if algorithm.needs_critic else {"critic"}
+    yield from _unread(f"adv_estimator={config.adv_estimator}", ESTIMATORS, algorithm.estimator, given, without_critic)
+    policy_loss = f"algo.policy_loss={config.algo.policy_loss}"
+    yield from _unread(policy_loss, POLICY_LOSSES, algorithm.objective, given, set())
+
+
+def _unread(
+    chosen: str,
+    parts: Mapping[str, Estimator | Objective],
+    own: Estimator | Objective,
+    given: Collection[str],
+    more: Collection[str],
+) -> Iterator[str]:
+    """Settings given by hand that only other parts read, or that are among or under `more`."""
+    unread = {key for part in parts.values() for key in part.reads if key not in own.reads} | set(more)
     for key in sorted(given):
         if any(key == name or key.startswith(name + ".") for name in unread):
-            estimator = f"adv_estimator={config.adv_estimator}"
-            yield f"{key} is set, but {estimator} does not read it. Remove it, or change adv_estimator"
+            yield f"{key} is set, but {chosen} does not read it. Remove it, or change {chosen.partition('=')[0]}"
 
 
 def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
@@ -107,15 +119,6 @@ def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Ite
         yield f"{both}: set exactly one of them"
 
 
-def _losses(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
-    algo = config.algo
-    if algo.kl_loss_coef > 0 and algo.kl_loss_estimator == "k1":
-        yield (
-            "algo.kl_loss_estimator=k1: as a loss its expected gradient is zero, so it would pull nowhere. "
-            "Set k2 (gradient of KL(policy || reference)) or k3"
-        )
-
-
 def _model(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     if config.model.name == "tiny" and config.model.path is not None:
         yield f"model=tiny is the embedded model, but model.path={config.model.path} is set. Remove one of them"
@@ -151,11 +154,7 @@ def _cluster(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
 
 
 def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
-    if config.algo.kl_reward_coef > 0 and config.algo.kl_loss_coef > 0:
-        yield "algo.kl_reward_coef and algo.kl_loss_coef are both on: the KL to the reference counts twice"
-    if not config.needs_reference:
-        for key in sorted(set(given) & {"algo.kl_reward_estimator", "algo.kl_loss_estimator"}):
-            yield f"{key} is set, but no KL term is on (algo.kl_reward_coef and algo.kl_loss_coef are 0)"
+    yield from algo_warnings(config, given)
     if config.critic.warmup_steps >= (config.run.steps or math.inf):
         steps = f"critic.warmup_steps={config.critic.warmup_steps} steps of run.steps={config.run.steps}"
         yield f"{steps}: the policy never learns. Set critic.warmup_steps lower, or run.steps higher"
@@ -173,4 +172,4 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     return f". Did you mean {close[0]}?" if close else ""
 
 
-_RELATIONS = (_estimator, _batch_sizes, _length, _losses, _model, _rewards, _cluster)
+_RELATIONS = (_estimator, _batch_sizes, _length, algo_problems, _model, _rewards, _cluster)

@@ -45,6 +45,7 @@ class RolloutSpec:
     path: str
     model: ModelConfig
     rollout: RolloutConfig
+    token_ends: bool = False  # whether rollouts say where in the text their tokens end
 
 
 class RolloutWorker:

@@ -123,7 +123,7 @@ class DeepSpeedBackend:
             self.engine.backward(output.loss * self.world_size)
             totals.append(as_totals(output))
         self._gradient_bytes, norm = self._count_gradients(), self._own_grad_norm()
-        learning_rate = self._adam.param_groups[0]["lr"]
+        learning_rate, before = self._adam.param_groups[0]["lr"], self._fingerprints()
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
         if not math.isfinite(norm):
@@ -131,8 +131,25 @@ class DeepSpeedBackend:
                 f"{self.name}: the gradient norm is {norm}. The weights are no longer to be trusted. "
                 f"Lower {self.name}.lr (now {learning_rate:g}) or look for infinite rewards or log-probs in the samples"
             )
-        own = Totals({f"{_prefix(self.name)}/grad_norm": (norm, 1.0), f"{_prefix(self.name)}/lr": (learning_rate, 1.0)}, {})
-        return add_totals([*totals, own])
+        unmoved = frozenset(name for name, value in self._fingerprints().items() if before[name] == value)
+        prefix = _prefix(self.name)
+        sums = {
+            f"{prefix}/grad_norm": (norm, 1.0),
+            f"{prefix}/lr": (learning_rate, 1.0),
+            f"{prefix}/unmoved_tensors": (float(len(unmoved)), 1.0),
+        }
+        return add_totals([*totals, Totals(sums, {}, unmoved)])
+
+    @torch.no_grad()
+    def _fingerprints(self) -> dict[str, float]:
+        """A number per trainable tensor, or this rank's shard of it, that any update changes; `<role>: <name>` as keys."""
+        shards = {
+            f"{self.name}: {name}": getattr(p, "ds_tensor", p)
+            for name, p in self.engine.module.named_parameters()
+            if p.requires_grad
+        }
+        norms = torch.stack([torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards.values()])
+        return dict(zip(shards, norms.tolist(), strict=True))
 
     def agree(self, count: int) -> int:
         """See `TrainerBackend.agree`."""

@@ -47,6 +47,10 @@ def batch_of(mask: Tensor, token_rewards: Tensor | None = None, **changes: Tenso
         "truncated": torch.zeros(b, dtype=torch.bool),
         "policy_version": torch.zeros(b, dtype=torch.int64),
         "token_rewards": torch.zeros(b, t) if token_rewards is None else token_rewards,
+        "accuracies": torch.zeros(b),
+        "baselines": torch.full((b,), float("nan")),
+        "muted": torch.zeros(b, dtype=torch.bool),
+        "step_ends": torch.zeros(b, t, dtype=torch.bool),
     }
     return RolloutBatch(**{**fields, **changes})
 

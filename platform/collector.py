@@ -1,0 +1,188 @@
+"""Collects the samples of a training step: prompts -> generate -> score, in as many rounds as the batch takes.
+
+One round samples `data.prompts_per_step` prompts. With `algo.dynamic_sampling` rounds go on until every group of the batch
+carries signal: Yu et al., DAPO, section 3.2, https://arxiv.org/abs/2503.14476
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tandem.platform.algorithms import Algorithm
+from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score
+from tandem.platform.config import Config
+from tandem.platform.protocols import Roles, Sampling
+from tandem.platform.shaping import RewardShaper
+from tandem.platform.source import PromptSource
+from tandem.platform.spans import Spans
+
+TRAINING_STREAM = 0  # what a random number is for; part of its seed
+
+
+class NoSignal(ValueError):
+    """Dynamic sampling did not find enough groups whose samples differ in reward."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt, scored."""
+
+    rollouts: Sequence[Rollout]
+    scores: Sequence[Score]
+    baseline: float | None = None  # reward of the greedy response, where the algorithm asks for it
+    greedy_tokens: int = 0  # of that response
+
+    def varies(self, metric: str) -> bool:
+        """Whether the samples differ in "reward", or in "accuracy", the reward before shaping."""
+        values = [
+            score.accuracy if metric == "accuracy" else score.reward for score in self.scores if score.reward is not None
+        ]
+        return len(set(values)) > 1
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The batch of a step, and where all samples went: sampled + carried = in the batch + filtered + leftover."""
+
+    batch: RolloutBatch
+    groups: Sequence[Group]  # of the batch, in its order
+    sampled: Sequence[Group]  # of this step, whether or not they are in the batch
+    rounds: int
+    carried: int  # samples left over from the step before
+    filtered: int  # samples of groups without signal that are not in the batch
+    leftover: int  # samples with signal beyond the batch, kept or dropped
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Of the batch."""
+        return [rollout for group in self.groups for rollout in group.rollouts]
+
+    @property
+    def scores(self) -> list[Score]:
+        """Of the batch."""
+        return [score for group in self.groups for score in group.scores]
+
+
+class Collector:
+    """Submits prompts, up to `rollout.max_staleness` rounds ahead, and collects scored groups."""
+
+    def __init__(
+        self, config: Config, algorithm: Algorithm, roles: Roles, source: PromptSource, steps: int, spans: Spans
+    ) -> None:
+        self.config, self.algorithm, self.roles, self.source = config, algorithm, roles, source
+        self.steps, self.spans = steps, spans
+        self.shaper = RewardShaper(config.reward, config.rollout.max_response_tokens)
+        self.submitted = 0  # rounds
+        self.leftover: list[Group] = []
+        self._pending: deque[Any] = deque()  # tickets of rounds being sampled, oldest first
+
+    def collect(self, step: int) -> Collected:
+        """The batch of step 1, 2, ...
+
+        Raises:
+            NoSignal: after `algo.dynamic_max_rounds` rounds, with `algo.dynamic_at_cap=error`.
+        """
+        if self.config.algo.dynamic_sampling:
+            return self._until_full(step)
+        groups = self._round(step)
+        return Collected(self._batch(groups, muted=0), groups, groups, rounds=1, carried=0, filtered=0, leftover=0)
+
+    def _until_full(self, step: int) -> Collected:
+        algo, wanted = self.config.algo, self.config.data.prompts_per_step
+        carried, self.leftover = self.leftover, []
+        full, silent, sampled, rounds = list(carried), list[Group](), list[Group](), 0
+        while len(full) < wanted and rounds < algo.dynamic_max_rounds:
+            groups, rounds = self._round(step), rounds + 1
+            sampled += groups
+            full += [group for group in groups if group.varies(algo.dynamic_metric)]
+            silent += [group for group in groups if not group.varies(algo.dynamic_metric)]
+        full, surplus = full[:wanted], full[wanted:]
+        missing = wanted - len(full)
+        if missing and algo.dynamic_at_cap == "error":
+            raise NoSignal(self._too_few(step, len(full), rounds))
+        filling, dropped = silent[:missing], silent[missing:]
+        if algo.dynamic_surplus == "keep":
+            self.leftover = surplus
+        batch = self._batch([*full, *filling], muted=len(filling) if algo.dynamic_at_cap == "mask" else 0)
+        return Collected(
+            batch,
+            [*full, *filling],
+            sampled,
+            rounds,
+            samples_in(carried),
+            filtered=samples_in(dropped),
+            leftover=samples_in(surplus),
+        )
+
+    def _too_few(self, step: int, found: int, rounds: int) -> str:
+        data, algo = self.config.data, self.config.algo
+        return (
+            f"step {step}: of {rounds * data.prompts_per_step} prompts in algo.dynamic_max_rounds={rounds} rounds, "
+            f"only {found} have responses that differ in {algo.dynamic_metric}, but data.prompts_per_step={data.prompts_per_step} are "
+            "wanted. The data may be too easy or too hard. Set algo.dynamic_max_rounds higher, or algo.dynamic_at_cap=mask"
+        )
+
+    def _round(self, step: int) -> list[Group]:
+        """The oldest round under way, with up to `max_staleness` later ones submitted behind it."""
+        ahead = min(self.config.rollout.max_staleness, self.steps - step)
+        with self.spans.span("generate"):
+            while len(self._pending) < 1 + ahead:
+                self._pending.append(self._submit())
+            prompts, ticket, greedy_ticket = self._pending.popleft()
+            rollouts = self.roles.rollouts.collect(ticket)
+            greedy = self.roles.rollouts.collect(greedy_ticket) if greedy_ticket is not None else []
+        with self.spans.span("score"):
+            return self._score(prompts, rollouts, greedy)
+
+    def _submit(self) -> tuple[list[Prompt], Any, Any]:
+        self.submitted += 1
+        prompts, sampling = self.source.prompts_of_round(self.submitted), self._sampling(self.submitted)
+        ticket, greedy = self.roles.rollouts.submit(prompts, sampling), None
+        if self.algorithm.estimator.needs_greedy:
+            greedy = self.roles.rollouts.submit(prompts, replace(sampling, samples=1, temperature=0.0))
+        return prompts, ticket, greedy
+
+    def _sampling(self, number: int) -> Sampling:
+        rollout = self.config.rollout
+        return Sampling(
+            samples=rollout.samples_per_prompt,
+            temperature=rollout.temperature,
+            max_tokens=rollout.max_response_tokens,
+            seed=(self.config.sampling_seed, TRAINING_STREAM, number),
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+        )
+
+    def _score(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[Group]:
+        everything = [*rollouts, *greedy]
+        given = self.roles.rewards.score(everything)
+        self.shaper.observe(given[: len(rollouts)])
+        scores = self.shaper.shape(everything, given)
+        size = self.config.rollout.samples_per_prompt
+        groups = []
+        for number in range(len(prompts)):
+            own = slice(number * size, (number + 1) * size)
+            best = len(rollouts) + number
+            baseline = scores[best].reward if greedy else None
+            tokens = len(greedy[number].response_ids) if greedy else 0
+            groups.append(Group(rollouts[own], scores[own], baseline, tokens))
+        return groups
+
+    def _batch(self, groups: Sequence[Group], muted: int) -> RolloutBatch:
+        """All samples of the groups; those of the last `muted` groups are out of the losses."""
+        with self.spans.span("score"):
+            rollouts = [rollout for group in groups for rollout in group.rollouts]
+            scores = [score for group in groups for score in group.scores]
+            batch = RolloutBatch.from_rollouts(rollouts, scores, [g.baseline for g in groups for _ in g.rollouts])
+        rows = torch.arange(len(batch)) >= len(batch) - samples_in(groups[len(groups) - muted :])
+        return replace(batch, muted=rows)
+
+
+def samples_in(groups: Sequence[Group]) -> int:
+    """Samples in so many groups."""
+    return sum(len(group.rollouts) for group in groups)

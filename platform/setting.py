@@ -1,0 +1,22 @@
+"""How a setting is declared."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """A dataclass field that knows its meaning, choices and bounds (None passes every bound)."""
+    metadata = {"help": help, "choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
+    if isinstance(default, dict | list):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
