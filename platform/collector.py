@@ -120,10 +120,10 @@ class Collector:
         )
 
     def _too_few(self, step: int, found: int, rounds: int) -> str:
-        data, algo = self.config.data, self.config.algo
+        algo, prompts = self.config.algo, self.config.data.prompts_per_step
         return (
-            f"step {step}: of {rounds * data.prompts_per_step} prompts in algo.dynamic_max_rounds={rounds} rounds, "
-            f"only {found} have responses that differ in {algo.dynamic_metric}, but data.prompts_per_step={data.prompts_per_step} are "
+            f"step {step}: of {rounds * prompts} prompts in algo.dynamic_max_rounds={rounds} rounds, "
+            f"only {found} have responses that differ in {algo.dynamic_metric}, but data.prompts_per_step={prompts} are "
             "wanted. The data may be too easy or too hard. Set algo.dynamic_max_rounds higher, or algo.dynamic_at_cap=mask"
         )
 
