@@ -58,9 +58,9 @@ def _wide_gap(metrics: Metrics, unmoved: Collection[str]) -> bool:
 
 def _wide_gap_text(metrics: Metrics, unmoved: Collection[str]) -> str:
     return (
-        f"warning: the log-probs of the rollout engine differ from the trainer's by "
-        f"{metrics['rollout/logprob_gap']:.2f} nats per token on average, with the same weights. The samples are those of another distribution than "
-        "the one trained: look at rollout.top_p, rollout.top_k and model.dtype, or set algo.correction=truncate"
+        f"warning: the log-probs of the rollout engine differ from the trainer's by {metrics['rollout/logprob_gap']:.2f} "
+        "nats per token on average, with the same weights. The samples are those of another distribution than the one "
+        "trained: look at rollout.top_p, rollout.top_k and model.dtype, or set algo.correction=truncate"
     )
 
 
