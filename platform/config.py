@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.config_algo import AlgoConfig as AlgoConfig
 from tandem.platform.setting import setting
 
 

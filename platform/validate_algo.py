@@ -71,11 +71,14 @@ def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
             "outside the cut are never tried, and the gradient is that of other samples than the policy's"
         )
     updates = config.train.epochs_per_batch * config.train.minibatches
-    for name, part in (("adv_estimator", config.adv_estimator), ("algo.policy_loss", algo.policy_loss)):
-        if updates > 1 and {**ESTIMATORS, **POLICY_LOSSES}[part].one_update:
+    for part, one_update in (
+        (f"adv_estimator={config.adv_estimator}", ESTIMATORS[config.adv_estimator].one_update),
+        (f"algo.policy_loss={algo.policy_loss}", POLICY_LOSSES[algo.policy_loss].one_update),
+    ):
+        if updates > 1 and one_update:
             yield (
                 f"train.epochs_per_batch={config.train.epochs_per_batch} x train.minibatches={config.train.minibatches} = "
-                f"{updates} updates per batch, but {name}={part} is meant for one: from the second on, samples are no "
+                f"{updates} updates per batch, but {part} is meant for one: from the second on, samples are no "
                 "longer the policy's own"
             )
     if rollout.max_staleness > 0 and algo.correction == "none":
