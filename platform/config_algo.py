@@ -33,8 +33,8 @@ class AlgoConfig:
         choices=("sample", "population", "none"),
     )
     whiten_advantages: bool = setting(False, "zero mean and unit standard deviation over the batch's tokens")
-    clip_ratio_low: float = setting(0.2, "the ratio is clipped at 1 - this", at_least=0, at_most=1)
-    clip_ratio_high: float = setting(0.2, "the ratio is clipped at 1 + this", at_least=0)
+    clip_ratio_low: float = setting(0.2, "the ratio is clipped at 1 - this", above=0, at_most=1)
+    clip_ratio_high: float = setting(0.2, "the ratio is clipped at 1 + this", above=0)
     dual_clip: float | None = setting(None, "loss of a negative advantage is at most this times it; null: off", above=1)
     kl_reward_coef: float = setting(0.0, "KL penalty inside the reward, per token; 0: off", at_least=0)
     kl_reward_estimator: str = setting("k1", "estimator of the KL in the reward", choices=KL_NAMES)

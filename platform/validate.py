@@ -155,7 +155,7 @@ def _cluster(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
 
 def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     yield from algo_warnings(config, given)
-    if config.critic.warmup_steps >= (config.run.steps or math.inf):
+    if config.critic.warmup_until is None and config.critic.warmup_steps >= (config.run.steps or math.inf):
         steps = f"critic.warmup_steps={config.critic.warmup_steps} steps of run.steps={config.run.steps}"
         yield f"{steps}: the policy never learns. Set critic.warmup_steps lower, or run.steps higher"
     owned = [key for key in given if key.startswith(("model.tiny.", "model.warmstart."))]

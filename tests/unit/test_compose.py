@@ -11,6 +11,8 @@ from tandem.launch.compose import check_overrides, compose, config_groups, setti
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.validate import validate
 
+ALGOS = "cispo, dapo, dr_grpo, grpo, gspo, opo, ppo, reinforce, reinforce_pp, reinforce_pp_baseline, remax, rloo, vapo"
+
 
 def refused(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -63,12 +65,12 @@ def test_mistyped_key_is_refused_whatever_stands_before_it(prefix: str) -> None:
         ("hydra.run.dir=x", "hydra.run.dir: no such setting"),
         ("reward.functions.exact_match.x=1", "reward.functions.exact_match.x: no such setting"),
         ("+zzz=1", "zzz: no such setting. `python launch/main.py --settings` lists all"),
-        ("algo=grpoo", "algo=grpoo: there is grpo, ppo. Did you mean grpo?"),
-        ("algo=null", "algo=null: there is grpo, ppo"),
-        ("algo=[ppo,grpo]", "algo=['ppo', 'grpo']: there is grpo, ppo"),
-        ("algo=3", "algo=3: there is grpo, ppo"),
+        ("algo=grpoo", f"algo=grpoo: there is {ALGOS}. Did you mean grpo?"),
+        ("algo=null", f"algo=null: there is {ALGOS}"),
+        ("algo=[ppo,grpo]", f"algo=['ppo', 'grpo']: there is {ALGOS}"),
+        ("algo=3", f"algo=3: there is {ALGOS}"),
         ("algo=ppo,grpo", "algo=ppo,grpo: one value, please"),
-        ("+algo=grpo", "+algo=grpo: write algo=NAME, with one of grpo, ppo"),
+        ("+algo=grpo", f"+algo=grpo: write algo=NAME, with one of {ALGOS}"),
         ("++algo=grpo", "++algo=grpo: write algo=NAME"),
         ("algo@x=grpo", "algo@x=grpo: write algo=NAME"),
         ("~algo", "~algo: settings cannot be deleted; give algo another value"),

@@ -3,159 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
-from unit_batches import make_rollout
+from fake_roles import Run, make
 
 from tandem.platform import driver as driver_module
 from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch, Values
-from tandem.platform.config import Config
-from tandem.platform.data import DataOrder, Row
-from tandem.platform.driver import Driver, StepResult
-from tandem.platform.evaluate import Evaluation
-from tandem.platform.prompts import EncodedRow
-from tandem.platform.protocols import Roles, Sampling, Totals
-from tandem.platform.source import PromptSource
-from tandem.platform.spans import PHASES, Spans
-
-
-@dataclass
-class Log:
-    """What happened, in order."""
-
-    events: list[str] = field(default_factory=list)
-
-    def names(self, *wanted: str) -> list[str]:
-        return [event for event in self.events if event.split()[0] in wanted]
-
-
-class FakeActor:
-    def __init__(self, log: Log, name: str = "actor") -> None:
-        self.log, self.name = log, name
-        self.minibatches: list[list[TrainBatch]] = []
-
-    def logprobs(self, batch: RolloutBatch) -> Tensor:
-        self.log.events.append(f"{self.name}.logprobs")
-        return torch.full(batch.tokens.shape, -0.5)
-
-    def values(self, batch: RolloutBatch) -> Values:
-        self.log.events.append(f"{self.name}.values")
-        return Values(torch.zeros(batch.tokens.shape), torch.zeros(len(batch)))
-
-    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
-        self.log.events.append(f"{self.name}.update")
-        self.minibatches.append(list(minibatches))
-        return Totals({f"{self.name}/loss": (3.0, 2.0)}, {f"{self.name}/ratio_max": 1.0})
-
-    def weight_buckets(self) -> Iterator[Any]:
-        yield from ("first", "second")
-
-    def weight_checksums(self) -> dict[str, int]:
-        return {"w": 7}
-
-    def memory(self) -> dict[str, int]:
-        return {"weights": 10, "peak": 20}
-
-
-class FakeRewards:
-    def __init__(self, log: Log) -> None:
-        self.log = log
-
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        self.log.events.append(f"score {len(rollouts)}")
-        return [Score(float(n % 2)) for n in range(len(rollouts))]
-
-    def memory(self) -> dict[str, int]:
-        return {}
-
-
-class FakeRollouts:
-    """Samples two tokens per response with the version of the weights at submission."""
-
-    def __init__(self, log: Log) -> None:
-        self.log, self.version = log, -1
-        self.sampled: list[tuple[list[int], Sampling]] = []
-
-    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
-        kind = "eval" if sampling.temperature == 0 else "train"
-        self.log.events.append(f"submit {kind} {sampling.seed[-1]}")
-        self.sampled.append(([prompt.group_id for prompt in prompts], sampling))
-        return [
-            make_rollout(prompt.ids, group=prompt.group_id, version=self.version)
-            for prompt in prompts
-            for _ in range(sampling.samples)
-        ]
-
-    def collect(self, ticket: Any) -> list[Rollout]:
-        self.log.events.append("collect")
-        return list(ticket)
-
-    def load_weights(self, bucket: Any) -> None:
-        self.log.events.append(f"load {bucket}")
-
-    def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
-        assert checksums == {"w": 7}
-        self.version = version
-        self.log.events.append(f"publish {version}")
-
-    def memory(self) -> dict[str, int]:
-        return {"peak": 5}
-
-
-@dataclass
-class Run:
-    """A driver with fake roles, and what came of it."""
-
-    config: Config
-    log: Log
-    driver: Driver
-    rollouts: FakeRollouts
-    actor: FakeActor
-    critic: FakeActor | None
-    steps: list[tuple[int, StepResult]]
-    evals: list[dict[str, float]]
-    phases: list[str]
-
-
-def make(estimator: str = "gae", steps: int = 2, kl: float = 0.0, evaluate: bool = False, **changes: int) -> Run:
-    """A run of `steps` steps with 2 prompts of 2 samples; `changes` are staleness, warmup, every, epochs, minibatches."""
-    config = Config(adv_estimator=estimator)
-    config.data.prompts_per_step = config.rollout.samples_per_prompt = 2
-    config.algo.kl_loss_coef = kl
-    config.rollout.max_staleness = changes.get("staleness", 0)
-    config.critic.warmup_steps = changes.get("warmup", 0)
-    config.eval.every, config.eval.before_training = changes.get("every", 0), bool(changes.get("before", 1))
-    config.train.epochs_per_batch, config.train.minibatches = changes.get("epochs", 1), changes.get("minibatches", 1)
-    config.run.seed = changes.get("seed", 0)
-    algorithm = resolve("any", estimator, "clipped_surrogate")
-    log = Log()
-    actor, rollouts = FakeActor(log), FakeRollouts(log)
-    critic = FakeActor(log, "critic") if algorithm.needs_critic else None
-    reference = FakeActor(log, "reference") if config.needs_reference else None
-    rows = [EncodedRow(Row("p"), (3, 4), "p") for _ in range(10)]
-    source = PromptSource(rows, DataOrder(10, 2, seed=0))
-    held_out = Evaluation("held", [Prompt((3,), 0, "p")], 4, 0, 1.0) if evaluate else None
-    found: list[tuple[int, StepResult]] = []
-    evals: list[dict[str, float]] = []
-    phases: list[str] = []
-    driver = Driver(
-        config,
-        algorithm,
-        Roles(actor, FakeRewards(log), rollouts, critic, reference),
-        source,
-        steps,
-        held_out,
-        Spans(phases.append),
-        on_step=lambda step, result: found.append((step, result)),
-        on_eval=evals.append,
-    )
-    return Run(config, log, driver, rollouts, actor, critic, found, evals, phases)
+from tandem.platform.batch import StopReason
+from tandem.platform.driver import Driver
+from tandem.platform.protocols import Totals
+from tandem.platform.spans import PHASES
 
 
 def test_order_of_a_step_with_a_critic() -> None:
@@ -187,7 +45,7 @@ def test_reference_is_asked_only_for_a_kl_term(estimator: str, kl: float) -> Non
 def test_phases_are_entered_in_their_order_and_timed_under_their_names() -> None:
     run = make(steps=1, kl=0.1)
     run.driver.run()
-    assert [name for name in run.phases if name in PHASES] == list(PHASES)
+    assert list(dict.fromkeys(name for name in run.phases if name in PHASES)) == list(PHASES)
     metrics = run.steps[0][1].metrics
     split = ("infer_old", "infer_reference", "infer_values", "update_critic", "update_actor")
     for name in (*PHASES, *split, "step"):
@@ -205,9 +63,10 @@ def test_critic_and_actor_see_the_same_mini_batches() -> None:
     run = make(steps=2, epochs=2, minibatches=2)
     run.driver.run()
     assert run.critic is not None
-    for ours, theirs in zip(run.actor.minibatches, run.critic.minibatches, strict=True):
-        assert len(ours) == 4
-        assert all(a is b for a, b in zip(ours, theirs, strict=True))
+    ours = [part for epoch in run.actor.minibatches for part in epoch]
+    theirs = [part for step in run.critic.minibatches for part in step]
+    assert len(ours) == 8
+    assert all(a is b for a, b in zip(ours, theirs, strict=True))
 
 
 def orders(run: Run) -> list[list[list[int]]]:
@@ -235,6 +94,48 @@ def test_critic_warm_up_leaves_the_actor_alone_and_publishes_nothing() -> None:
     assert run.steps[2][1].metrics["actor/loss"] == 1.5
 
 
+def test_warm_up_ends_once_the_critic_explains_enough() -> None:
+    run = make(steps=3, warmup=3)
+    run.driver.config.critic.warmup_until = 0.5
+    explained = iter([0.1, 0.5, -1.0])
+    sums = {"critic/explained_variance": 0.0}
+    original = run.driver._critic_suffices
+    run.driver._critic_suffices = lambda described: original({**sums, "critic/explained_variance": next(explained)})  # type: ignore[method-assign]
+    run.driver.run()
+    updates = run.log.names("actor.update", "critic.update")
+    assert updates == ["critic.update", *["critic.update", "actor.update"] * 2]  # once ready, it stays so
+
+
+@pytest.mark.parametrize(("limit", "epochs"), [(None, 3), (0.4, 2), (0.1, 1)])
+def test_epochs_stop_once_the_policy_has_moved_far_enough(limit: float | None, epochs: int) -> None:
+    run = make("grpo", steps=1, epochs=3)
+    run.driver.config.algo.kl_stop = limit
+    moved = iter([0.2, 0.5, 0.7])
+    run.actor.update = lambda parts: Totals({"policy/approx_kl": (next(moved) * 10, 10.0)}, {})  # type: ignore[method-assign]
+    run.driver.run()
+    assert run.steps[0][1].metrics["policy/epochs"] == epochs
+
+
+def test_the_kl_coefficient_is_steered_and_reported() -> None:
+    run = make("grpo", steps=3)
+    assert run.driver.kl_controller.coef == 0.0
+    run = make("grpo", steps=3, kl_reward=0.1, kl_target=1.0)
+    run.driver.run()
+    # policy and reference agree, so KL is 0 and the error -0.2; 4 samples of a horizon of 8 make the factor 0.9
+    assert [result.metrics["kl/coef"] for _, result in run.steps] == pytest.approx([0.1, 0.09, 0.081])
+    assert [result.metrics["kl/sampled"] for _, result in run.steps] == [0.0] * 3
+
+
+def test_without_a_token_to_train_on_nothing_is_updated() -> None:
+    run = make("grpo", steps=1)
+    run.driver.config.algo.overlong_filter = True
+    collect = run.rollouts.collect
+    run.rollouts.collect = lambda ticket: [replace(r, stop=StopReason.LENGTH) for r in collect(ticket)]  # type: ignore[method-assign]
+    run.driver.run()
+    assert run.actor.minibatches == [[]]
+    assert run.steps[0][1].metrics["samples/filtered"] == 4
+
+
 def test_warm_up_of_a_critic_that_does_not_exist_is_nothing() -> None:
     run = make("grpo", steps=1, warmup=2)
     run.driver.run()
@@ -255,7 +156,7 @@ def test_synchronous_samples_are_of_the_current_policy() -> None:
 def test_staleness_submits_ahead_and_never_lags_more(staleness: int) -> None:
     run = make(steps=4, staleness=staleness)
     run.driver.run()
-    versions = [[rollout.policy_version for rollout in result.rollouts] for _, result in run.steps]
+    versions = [[rollout.policy_version for rollout in result.collected.rollouts] for _, result in run.steps]
     assert versions == [[max(0, step - staleness)] * 4 for step in range(4)]
     lags = [result.metrics["rollout/staleness_mean"] for _, result in run.steps]
     assert lags == [min(step, staleness) for step in range(4)]

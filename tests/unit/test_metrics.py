@@ -11,8 +11,8 @@ import torch
 from unit_batches import batch_of, make_rollout, poison, scores
 
 from tandem.platform.batch import RolloutBatch, Score, StopReason, TrainBatch
+from tandem.platform.collector import Collected, Group
 from tandem.platform.metrics import (
-    FlatReward,
     add_totals,
     credit_metrics,
     explained_variance,
@@ -21,6 +21,7 @@ from tandem.platform.metrics import (
     reduce_totals,
     reward_metrics,
     rollout_metrics,
+    sample_metrics,
 )
 from tandem.platform.protocols import Totals
 
@@ -70,6 +71,17 @@ def test_one_reward_has_no_spread() -> None:
     assert reward_metrics([Score(2.0)])["reward/std"] == 0.0
 
 
+def group(*rewards: float | None, baseline: float | None = None) -> Group:
+    own = scores(*rewards)
+    return Group([make_rollout() for _ in own], own, baseline, greedy_tokens=0 if baseline is None else 3)
+
+
+def collected(groups: list[Group], sampled: list[Group] | None = None, **counts: int) -> Collected:
+    rollouts, own = [r for g in groups for r in g.rollouts], [s for g in groups for s in g.scores]
+    where = {"rounds": 1, "carried": 0, "filtered": 0, "leftover": 0, **counts}
+    return Collected(RolloutBatch.from_rollouts(rollouts, own), groups, groups if sampled is None else sampled, **where)
+
+
 def test_rollouts() -> None:
     rollouts = [
         make_rollout((1, 2, 3), (5, 6, 7, 8), group=1, stop=StopReason.LENGTH),
@@ -77,26 +89,54 @@ def test_rollouts() -> None:
         make_rollout((1,), (5, 6), group=2, mask=(True, False)),
         make_rollout((1,), (5, 6), group=2),
     ]
-    batch = RolloutBatch.from_rollouts(rollouts, scores(1.0, 1.0, None, 0.0))
-    assert rollout_metrics(rollouts, batch) == {
+    assert rollout_metrics(rollouts) == {
         "response/length_mean": 2.0,
         "response/length_max": 4.0,
         "response/truncated_frac": 0.25,
         "response/empty": 1.0,
-        "group/zero_std_frac": 1.0,
-        "samples/sampled": 4.0,
-        "samples/trained": 2.0,
-        "samples/filtered": 2.0,
         "tokens/prompt": 8.0,
         "tokens/response": 8.0,
+    }
+
+
+def test_every_sample_is_accounted_for() -> None:
+    batch = [group(1.0, None), group(0.0, 0.0)]
+    found = collected(batch, sampled=[*batch, group(1.0, 1.0), group(0.0, 1.0)], rounds=2, filtered=2, leftover=2)
+    assert sample_metrics(found, found.batch.response_mask) == {
+        "samples/sampled": 8.0,
+        "samples/carried": 0.0,
+        "samples/trained": 3.0,
+        "samples/filtered": 3.0,  # one that was not scored, two of a group without signal
+        "samples/leftover": 2.0,
+        "sampling/rounds": 2.0,
+        "group/zero_std_frac": 0.75,
         "tokens/trained": 6.0,
     }
 
 
-def test_a_group_with_signal_counts() -> None:
-    rollouts = [make_rollout(group=n // 2) for n in range(4)]
-    batch = RolloutBatch.from_rollouts(rollouts, scores(1.0, 0.0, 1.0, 1.0))
-    assert rollout_metrics(rollouts, batch)["group/zero_std_frac"] == 0.5
+def test_a_lost_sample_is_an_error() -> None:
+    batch = [group(1.0, 0.0)]
+    found = collected(batch, sampled=[*batch, group(1.0, 1.0)])
+    with pytest.raises(AssertionError, match="lost"):
+        sample_metrics(found, found.batch.response_mask)
+
+
+def test_greedy_baselines_are_measured_where_there_are_any() -> None:
+    found = collected([group(1.0, baseline=1.0), group(0.0, baseline=0.0), group(0.0)])
+    metrics = sample_metrics(found, found.batch.response_mask)
+    assert (metrics["reward/greedy_baseline"], metrics["tokens/greedy"]) == (0.5, 6.0)
+
+
+def test_a_shaped_reward_keeps_its_accuracy() -> None:
+    found = reward_metrics([Score(0.5, raw=1.0), Score(-0.5, raw=0.0)])
+    assert (found["reward/mean"], found["reward/accuracy"]) == (0.0, 0.5)
+    assert "reward/accuracy" not in reward_metrics([Score(0.5)])
+
+
+def test_unmoved_tensors_are_those_that_no_part_has_moved() -> None:
+    parts = [Totals({}, {}, frozenset({"a", "b"})), Totals({}, {}), Totals({}, {}, frozenset({"b", "c"}))]
+    assert add_totals(parts).unmoved == {"b"}
+    assert add_totals([Totals({}, {})]).unmoved is None
 
 
 MASK = torch.tensor([[False, True, True], [False, True, False]])
@@ -157,13 +197,3 @@ def test_explained_variance_of_one_token_or_none_is_zero() -> None:
 def test_memory() -> None:
     found = memory_metrics({"actor": {"weights": 10, "peak": 20}, "reward": {}})
     assert found == {"memory/actor/weights_bytes": 10.0, "memory/actor/peak_bytes": 20.0}
-
-
-def test_a_flat_reward_is_noticed_once() -> None:
-    flat, varied = {"reward/std": 0.0, "reward/mean": 0.0}, {"reward/std": 0.1, "reward/mean": 0.5}
-    alarm = FlatReward()
-    assert [alarm(flat) for _ in range(9)] == [None] * 9
-    assert alarm(varied) is None
-    said = [alarm(flat) for _ in range(25)]
-    assert [number for number, text in enumerate(said, start=1) if text] == [10]
-    assert "same reward (0)" in str(said[9])
