@@ -70,9 +70,10 @@ def main() -> None:
     lines = [
         "# Every algorithm on the embedded task",
         "",
-        f"Printed by `python benchmarks/algorithms.py{more}`: `{' '.join(SHORT)}`, for vapo also `{' '.join(ENOUGH)}`,",
-        f"seeds {', '.join(map(str, options.seeds))}. Greedy accuracy on 256 held-out sums before training, after it for",
-        "each seed, and the mean; samples drawn and trained on. One task and one learning rate for all: this shows that each",
+        f"Printed by `python benchmarks/algorithms.py{more}`, seeds {', '.join(map(str, options.seeds))}; "
+        f"`{' '.join(SHORT)}`,",
+        f"for vapo also `{' '.join(ENOUGH)}`. Greedy accuracy on 256 held-out sums before training, after it for each",
+        "seed, and the mean; samples drawn and trained on. One task and one learning rate for all: this shows that each",
         "learns, not which is best.",
         "",
         "| algo | before | after, by seed | mean | sampled | trained |",

@@ -27,7 +27,7 @@ def actor(path: str, budget: int = 10_000, **algo: object) -> ActorWorker:
         actor=ActorConfig(lr=1e-2, eps=1e-4),  # else Adam makes a step of rounding noise
         trainer=TrainerConfig(bucket_mb=1),
         algo=AlgoConfig(**algo),  # type: ignore[arg-type]
-        policy_loss=POLICY_LOSSES["clipped_surrogate"],
+        policy_loss=POLICY_LOSSES["clipped_surrogate"].loss,
         temperature=0.8,
         max_response_tokens=8,
         max_tokens_per_microbatch=budget,
@@ -84,7 +84,10 @@ def test_logprobs_do_not_depend_on_padding(tiny_path: str) -> None:
     worker, batch = actor(tiny_path), samples()
     wide = {
         name: torch.cat([getattr(batch, name), torch.full((len(batch), 20), filler)], dim=1)
-        for name, filler in (("tokens", 12), ("response_mask", False), ("rollout_logprobs", 9.0), ("token_rewards", 9.0))
+        for name, filler in (
+            *(("tokens", 12), ("response_mask", False), ("step_ends", True)),
+            *(("rollout_logprobs", 9.0), ("token_rewards", 9.0)),
+        )
     }
     padded = replace(batch, **wide)
     expected = worker.logprobs(batch)
@@ -104,6 +107,25 @@ def test_the_update_does_not_depend_on_the_cut(tiny_path: str, make: object, bud
     assert torch.allclose(weights(whole), weights(cut), atol=1e-5)
     assert (weights(whole) - start).abs().max() > 1e-3
     assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [actor, critic])
+def test_every_trainable_tensor_moves(tiny_path: str, make: object) -> None:
+    worker, batch = make(tiny_path), samples()  # type: ignore[operator]
+    totals = worker.update([train_batch(batch, torch.full(batch.tokens.shape, -2.0))])
+    # The critic's head starts at zero, so its body has no gradient in the very first update.
+    if make is critic:
+        assert {name for name in totals.unmoved if "head" in name} == set()
+        totals = worker.update([train_batch(batch, torch.full(batch.tokens.shape, -2.0))])
+    assert totals.unmoved == frozenset()
+    assert reduce_totals([totals])[f"{'critic' if make is critic else 'policy'}/unmoved_tensors"] == 0
+
+
+def test_a_tensor_that_stands_still_is_named(tiny_path: str) -> None:
+    worker, batch = actor(tiny_path), train_batch(samples(), torch.full(samples().tokens.shape, -2.0))
+    name, parameter = next(iter(worker.backend.engine.module.named_parameters()))  # type: ignore[attr-defined]
+    parameter.register_hook(torch.zeros_like)
+    assert worker.update([batch]).unmoved == {f"actor: {name}"}
 
 
 def test_row_order_does_not_change_the_update(tiny_path: str) -> None:
@@ -151,9 +173,10 @@ def test_reference_equals_the_actor_before_training_and_stays(tiny_path: str) ->
     assert not torch.allclose(policy.logprobs(batch), before, atol=1e-3)
 
 
-def test_a_kl_loss_alone_pulls_the_policy_to_the_reference(tiny_path: str) -> None:
+@pytest.mark.parametrize(("value", "gradient"), [("k2", None), ("k3", None), ("abs", None), ("k1", "k2"), ("k3", "k2")])
+def test_a_kl_loss_alone_pulls_the_policy_to_the_reference(tiny_path: str, value: str, gradient: str | None) -> None:
     batch = samples()
-    policy = actor(tiny_path, kl_loss_coef=1.0, kl_loss_estimator="k2")
+    policy = actor(tiny_path, kl_loss_coef=1.0, kl_loss_estimator=value, kl_loss_gradient=gradient)
     reference = policy.logprobs(batch) + torch.where(batch.response_mask, 0.5, 0.0)
 
     def distance() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -42,17 +43,17 @@ def spawn(cls: type, spec: object, count: int) -> Ranks:
     return ranks
 
 
-def actor_spec(path: str, stage: int) -> ActorSpec:
+def actor_spec(path: str, stage: int, policy_loss: str = "clipped_surrogate", budget: int = 24, **algo: Any) -> ActorSpec:
     return ActorSpec(
         path=path,
         model=ModelConfig(),
         actor=ActorConfig(lr=1e-2, grad_clip=0.5, eps=EPS),
         trainer=TrainerConfig(zero_stage=stage),
-        algo=AlgoConfig(entropy_coef=0.01),
-        policy_loss=POLICY_LOSSES["clipped_surrogate"],
+        algo=AlgoConfig(entropy_coef=0.01, **algo),
+        policy_loss=POLICY_LOSSES[policy_loss].loss,
         temperature=1.0,
         max_response_tokens=8,
-        max_tokens_per_microbatch=24,
+        max_tokens_per_microbatch=budget,
         timeout_s=60,
     )
 
@@ -111,6 +112,57 @@ def test_two_actor_ranks_equal_one(tiny_path: str, stage: int) -> None:
         assert (
             abs(ours["optimizer"] - theirs["optimizer"] * {0: 2, 1: 1.5, 2: 1.5, 3: 1.5}[stage]) < 0.2 * ours["optimizer"]
         )
+    finally:
+        kill(ranks)
+
+
+EVERYTHING = {"kl_loss_coef": 0.1, "kl_loss_estimator": "k3", "kl_loss_gradient": "k2", "positive_nll_coef": 0.1}
+
+
+def full_minibatches() -> list[TrainBatch]:
+    """The same, with all that any objective reads."""
+    draw = torch.Generator().manual_seed(2)
+    parts = []
+    for part in minibatches():
+        weights = torch.rand(part.mask.shape, generator=draw) * 2
+        positive = torch.arange(len(part)) % 2 == 0
+        full = replace(part, ref_logprobs=part.old_logprobs - 0.2, weights=weights, positive=positive)
+        parts.append(full.as_minibatch())
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("policy_loss", "count", "budget"),
+    [("clipped_surrogate", 3, 100), ("gspo", 2, 10), ("cispo", 3, 24), ("policy_gradient", 1, 5)],
+)
+def test_every_objective_is_the_same_on_any_number_of_ranks(
+    tiny_path: str, policy_loss: str, count: int, budget: int
+) -> None:
+    """One, two or three ranks, one to many micro-batches each, some ranks without a valid token."""
+    alone = ActorWorker(actor_spec(tiny_path, 0, policy_loss, budget=10_000, **EVERYTHING), Rank(threads=1))
+    alone.start()
+    expected = reduce_totals([alone.update(full_minibatches())])
+    weights = torch.cat([tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.values()])
+    ranks = spawn(ActorWorker, actor_spec(tiny_path, 0, policy_loss, budget=budget, **EVERYTHING), count)
+    try:
+        group = ActorGroup(ranks)
+        measured = group.update(full_minibatches())
+        assert torch.allclose(exported(group), weights, atol=1e-5)
+        assert reduce_totals([measured]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert measured.unmoved == frozenset()
+    finally:
+        kill(ranks)
+
+
+def test_three_critic_ranks_equal_one(tiny_path: str) -> None:
+    alone = CriticWorker(critic_spec(tiny_path, 0), Rank(threads=1))
+    alone.start()
+    expected = reduce_totals([alone.update(minibatches())])
+    ranks = spawn(CriticWorker, critic_spec(tiny_path, 0), 3)
+    try:
+        group = CriticGroup(ranks)
+        assert reduce_totals([group.update(minibatches())]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert torch.allclose(group.values(samples()).values, alone.values(samples()).values, atol=1e-4)
     finally:
         kill(ranks)
 

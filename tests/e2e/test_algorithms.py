@@ -1,0 +1,34 @@
+"""Every algorithm of `conf/algo/` learns the embedded task; all in this process, without Ray."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tandem.launch.compose import compose, config_groups
+from tandem.launch.run import run
+from tandem.platform.validate import validate
+
+pytestmark = pytest.mark.slow
+
+STEPS = 15
+
+
+@pytest.mark.parametrize("algo", config_groups()["algo"])
+def test_held_out_accuracy_rises(tmp_path: Path, algo: str) -> None:
+    fixed = [f"run.steps={STEPS}", f"run.dir={tmp_path}", "run.name=r", "cluster=inline", "tracking.console=none"]
+    own = ["critic.warmup_steps=3"] if algo == "vapo" else []
+    config, given = compose([f"algo={algo}", *fixed, *own])
+    assert validate(config, given) == []
+    assert run(config, time.time()) == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    before, after = (summary[key]["eval/addition/greedy"] for key in ("eval_first", "eval_last"))
+    assert before <= 0.6
+    assert after >= before + 0.08
+    steps = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    for step in steps[1:]:
+        assert step["samples/sampled"] == step["samples/trained"] + step["samples/filtered"] + step["samples/leftover"]
+        assert step.get("policy/unmoved_tensors", 0) == 0
