@@ -122,7 +122,8 @@ class Driver:
         if self.critic_ready:
             with self.spans.span("update_actor"):
                 totals.append(self._update_actor(parts))
-        return measure.reduce_totals(totals), frozenset().union(*(part.unmoved or () for part in totals))
+        unmoved = frozenset[str]().union(*(part.unmoved or () for part in totals))
+        return {**measure.reduce_totals(totals), "update/unmoved_tensors": float(len(unmoved))}, unmoved
 
     def _critic_suffices(self, described: Metrics) -> bool:
         """Whether the critic has had its steps alone, or explains enough already."""

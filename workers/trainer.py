@@ -133,11 +133,7 @@ class DeepSpeedBackend:
             )
         unmoved = frozenset(name for name, value in self._fingerprints().items() if before[name] == value)
         prefix = _prefix(self.name)
-        sums = {
-            f"{prefix}/grad_norm": (norm, 1.0),
-            f"{prefix}/lr": (learning_rate, 1.0),
-            f"{prefix}/unmoved_tensors": (float(len(unmoved)), 1.0),
-        }
+        sums = {f"{prefix}/grad_norm": (norm, 1.0), f"{prefix}/lr": (learning_rate, 1.0)}
         return add_totals([*totals, Totals(sums, {}, unmoved)])
 
     @torch.no_grad()

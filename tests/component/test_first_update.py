@@ -43,7 +43,7 @@ def test_the_first_update_is_on_policy(tiny_path: str, tmp_path: Path, algo: str
         assert step["samples/sampled"] == step["samples/trained"] + step["samples/filtered"] + step["samples/leftover"]
     assert abs(first["policy/kl"]) < 1e-6
     assert min(second["policy/kl"], third["policy/kl"]) > 1e-4
-    assert first["policy/unmoved_tensors"] == 0
+    assert first["update/unmoved_tensors"] == 0
 
 
 def test_a_later_update_of_the_same_batch_is_off_policy(tiny_path: str, tmp_path: Path) -> None:
@@ -101,5 +101,5 @@ def test_dynamic_sampling_trains_only_on_groups_with_signal(tiny_path: str, tmp_
 
 def test_process_rewards_reach_the_advantages(tiny_path: str, tmp_path: Path) -> None:
     steps = steps_of(tiny_path, tmp_path, "adv_estimator=grpo_process", "algo.whiten_advantages=false", DENSE)
-    assert all(step["policy/unmoved_tensors"] == 0 for step in steps)
+    assert all(step["update/unmoved_tensors"] == 0 for step in steps)
     assert steps[0]["reward/matching_characters"] == pytest.approx(steps[0]["reward/mean"])

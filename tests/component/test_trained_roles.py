@@ -118,7 +118,6 @@ def test_every_trainable_tensor_moves(tiny_path: str, make: object) -> None:
         assert {name for name in totals.unmoved if "head" in name} == set()
         totals = worker.update([train_batch(batch, torch.full(batch.tokens.shape, -2.0))])
     assert totals.unmoved == frozenset()
-    assert reduce_totals([totals])[f"{'critic' if make is critic else 'policy'}/unmoved_tensors"] == 0
 
 
 def test_a_tensor_that_stands_still_is_named(tiny_path: str) -> None:

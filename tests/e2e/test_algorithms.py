@@ -31,4 +31,4 @@ def test_held_out_accuracy_rises(tmp_path: Path, algo: str) -> None:
     steps = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     for step in steps[1:]:
         assert step["samples/sampled"] == step["samples/trained"] + step["samples/filtered"] + step["samples/leftover"]
-        assert step.get("policy/unmoved_tensors", 0) == 0
+        assert step["update/unmoved_tensors"] == 0
