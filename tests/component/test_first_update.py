@@ -43,7 +43,7 @@ def test_the_first_update_is_on_policy(tiny_path: str, tmp_path: Path, algo: str
         assert step["samples/sampled"] == step["samples/trained"] + step["samples/filtered"] + step["samples/leftover"]
     assert abs(first["policy/kl"]) < 1e-6
     assert min(second["policy/kl"], third["policy/kl"]) > 1e-4
-    assert first["update/unmoved_tensors"] == 0
+    assert third["update/unmoved_tensors"] == 0
 
 
 def test_a_later_update_of_the_same_batch_is_off_policy(tiny_path: str, tmp_path: Path) -> None:
