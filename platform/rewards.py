@@ -1,8 +1,10 @@
 """Reward functions: what a response is worth, one sample at a time.
 
-A reward function takes a `Sample` and returns one number, or None for a sample that cannot be scored. Yours is named by
-`reward.function=path.py:name`; the ones that come with tandem are in `REWARDS`. This file imports no torch, so that the
-processes that run the functions start in a tenth of a second.
+A reward function takes a `Sample` and returns one number, or None for a sample that cannot be scored. One that judges
+steps returns a list of (end, reward) pairs in its place: the characters of the response up to the end of the step, and
+what the step is worth; the response is worth their sum. Yours is named by `reward.function=path.py:name`; the ones that
+come with tandem are in `REWARDS`. This file imports no torch, so that the processes that run the functions start in a
+tenth of a second.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import difflib
 import importlib.util
 import inspect
 import math
+import operator
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -48,13 +51,17 @@ class RewardError(ValueError):
 class Outcome:
     """What one function said of one sample. `problem` is set where `value` is None.
 
-    Problems that leave the sample unscored: none, nan, timeout, crash, error. `invalid` (wrong type, infinite) is a
-    mistake in the function and always stops the run.
+    Problems that leave the sample unscored: none, nan, timeout, crash, error. `invalid` (wrong type, infinite, steps in
+    disorder) is a mistake in the function and always stops the run.
+
+    Example: `Outcome(1.0)`; of two steps, up to characters 12 and 20 of the response:
+    `Outcome(0.5, steps=((12, 0.5), (20, 0.0)))`.
     """
 
     value: float | None
     problem: str | None = None
     detail: str = ""
+    steps: tuple[tuple[int, float], ...] = ()  # their rewards add up to `value`
 
 
 def exact_match(sample: Sample) -> float:
@@ -85,10 +92,25 @@ def boxed(sample: Sample) -> float:
     return float(box is not None and grading.equal(gold, box))
 
 
+def matching_characters(sample: Sample) -> float | list[tuple[int, float]]:
+    """A step per character of the response: 1/len(answer) where the answer has the same one in its place, else 0.
+
+    The answer itself is worth 1, an empty response 0. ValueError if the answer is empty.
+    """
+    answer = _answer(sample)
+    if not answer:
+        raise ValueError("matching_characters needs an answer with at least one character")
+    if not sample.response:
+        return 0.0
+    right = [place < len(answer) and answer[place] == one for place, one in enumerate(sample.response)]
+    return [(place + 1, float(is_right) / len(answer)) for place, is_right in enumerate(right)]
+
+
 REWARDS: dict[str, RewardFunction] = {
     "boxed": boxed,
     "exact_match": exact_match,
     "last_number": last_number,
+    "matching_characters": matching_characters,
 }
 """The built-in functions, by the name used in `reward.functions`. To add one, write it above and list it here."""
 
@@ -126,21 +148,23 @@ def load_function(spec: str) -> RewardFunction:
 
 
 def check_value(name: str, sample: Sample, value: Any) -> Outcome:
-    """The outcome that a returned value stands for: True is 1, None and NaN are unscorable.
+    """The outcome that a returned value stands for: True is 1, None and NaN are unscorable, steps are summed.
 
-    RewardError if it is infinite or not a single number.
+    RewardError if it is infinite, neither a single number nor steps, or if the steps are out of order or not finite.
     """
     if value is None:
         return Outcome(None, "none")
     where = f"reward function {name!r} returned"
     about = f"for the prompt {shorten(sample.prompt)!r}"
-    if not hasattr(value, "__float__") or tuple(getattr(value, "shape", ())) != ():
-        text = f"{where} {type(value).__name__} {shorten(repr(value))} {about}; it must return one number or None"
+    if isinstance(value, list | tuple):
+        try:
+            return _steps_outcome(value, len(sample.response))
+        except ValueError as error:
+            raise RewardError(f"{where} {type(value).__name__} {shorten(repr(value))} {about}; {error}") from None
+    number = _number(value)
+    if number is None:
+        text = f"{where} {type(value).__name__} {shorten(repr(value))} {about}; it must return one number, None or steps"
         raise RewardError(text)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
     if math.isinf(number):
         raise RewardError(f"{where} an infinite number {about}; return None if the sample cannot be scored")
     return Outcome(None, "nan") if math.isnan(number) else Outcome(number)
@@ -160,6 +184,45 @@ def shorten(text: str, limit: int = 80) -> str:
     """The text, cut in the middle to at most `limit` characters."""
     half = (limit - 3) // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
+def _steps_outcome(pairs: Sequence[Any], characters: int) -> Outcome:
+    """The outcome of (end, reward) pairs, of a response with so many characters; ValueError says what is wrong."""
+    if not pairs:
+        raise ValueError("there are no steps; return a number for a response without any")
+    steps: list[tuple[int, float]] = []
+    for place, pair in enumerate(pairs, start=1):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ValueError(f"step {place} is not a pair of its end, in characters, and its reward")
+        end, reward = _whole(pair[0]), _number(pair[1])
+        if end is None:
+            raise ValueError(f"step {place} ends at {shorten(repr(pair[0]))}, which is no whole number of characters")
+        if reward is None or not math.isfinite(reward):
+            raise ValueError(f"the reward of step {place} is {shorten(repr(pair[1]))}, which is no finite number")
+        before = steps[-1][0] if steps else 0
+        if not before < end <= characters:
+            bounds = f"must end after {before} and within the {characters} characters of the response"
+            raise ValueError(f"step {place} ends at {end}, but {bounds}")
+        steps.append((end, reward))
+    try:
+        total = math.fsum(reward for _, reward in steps)
+    except OverflowError:
+        raise ValueError("the sum of the steps' rewards is infinite") from None
+    return Outcome(total, steps=tuple(steps))
+
+
+def _number(value: Any) -> float | None:
+    """A single number as a float, infinite if it is too large for one; None if it is no number."""
+    if not hasattr(value, "__float__") or tuple(getattr(value, "shape", ())) != ():
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _whole(value: Any) -> int | None:
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else None
 
 
 def _answer(sample: Sample) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,7 +64,7 @@ class RewardWorker:
             outcomes = dict(zip(self._weights, [*functions, *model], strict=True))
             group = rollout.prompt.group_id
             where = f"sample {seen[group]} of group {group} (prompt {shorten(rollout.prompt.text)!r})"
-            scores.append(self._combine(outcomes, where))
+            scores.append(self._combine(outcomes, rollout.token_ends, where))
             seen[group] += 1
         return scores
 
@@ -83,7 +84,7 @@ class RewardWorker:
         scores = self._model.score([rollout.prompt.text + rollout.response_text for rollout in rollouts])
         return [[_model_outcome(score)] for score in scores]
 
-    def _combine(self, outcomes: dict[str, Outcome], where: str) -> Score:
+    def _combine(self, outcomes: Mapping[str, Outcome], token_ends: Sequence[int], where: str) -> Score:
         for name, outcome in outcomes.items():
             self._check(name, outcome, where)
         parts = {name: outcome.value for name, outcome in outcomes.items()}
@@ -93,7 +94,19 @@ class RewardWorker:
         reward = sum(self._weights[name] * value for name, value in parts.items() if value is not None)
         if not math.isfinite(reward):
             raise RewardError(f"the weighted reward of {where} is infinite; its parts are {parts}")
-        return Score(reward=reward, parts=parts)
+        return Score(reward=reward, parts=parts, steps=self._steps(outcomes, token_ends))
+
+    def _steps(self, outcomes: Mapping[str, Outcome], token_ends: Sequence[int]) -> dict[int, float]:
+        """Weighted step rewards by the response token in which the step ends; none where tokens have no ends.
+
+        A part of weight 0 is only looked at, so its steps are no one's.
+        """
+        steps: dict[int, float] = {}
+        for name, weight in self._weights.items() if token_ends else ():
+            for end, reward in outcomes[name].steps if weight else ():
+                token = bisect_left(token_ends, end)
+                steps[token] = steps.get(token, 0.0) + weight * reward
+        return steps
 
     def _check(self, name: str, outcome: Outcome, where: str) -> None:
         if outcome.problem == "invalid":

@@ -55,7 +55,7 @@ def _serve(fd: int, functions: Sequence[tuple[str, RewardFunction]], samples: Se
     for unit in range(first, len(samples) * len(functions)):
         sample, (name, function) = samples[unit // len(functions)], functions[unit % len(functions)]
         outcome = _outcome(name, function, sample)
-        _send(fd, [outcome.value, outcome.problem, outcome.detail])
+        _send(fd, [outcome.value, outcome.problem, outcome.detail, outcome.steps])
 
 
 def _outcome(name: str, function: RewardFunction, sample: Sample) -> Outcome:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -86,7 +88,10 @@ class RolloutWorker:
         keep = self.spec.rollout.keep_special_tokens
         # The stop token is not part of the text, whether or not the tokenizer calls it special.
         ended = sampled.stop is StopReason.STOP and not keep
-        text = self.engine.tokenizer.decode(sampled.ids[:-1] if ended else sampled.ids, skip_special_tokens=not keep)
+        written = sampled.ids[:-1] if ended else sampled.ids
+        decode = partial(self.engine.tokenizer.decode, skip_special_tokens=not keep)
+        text = decode(written)
+        ends = token_ends(decode, written, text) + ([len(text)] if ended else []) if self.spec.token_ends else []
         return Rollout(
             prompt=prompt,
             response_ids=tuple(sampled.ids),
@@ -95,4 +100,15 @@ class RolloutWorker:
             stop=sampled.stop,
             policy_version=self.version,
             response_text=text,
+            token_ends=tuple(ends),
         )
+
+
+def token_ends(decode: Callable[[list[int]], str], ids: list[int], text: str) -> list[int]:
+    """Characters of `text`, which `ids` decode to, up to and with each token: never falling, the last one all of them.
+
+    Prefixes are decoded, since what a token stands for may depend on those before it. A character that several tokens
+    make up counts from the first of them on.
+    """
+    lengths = [min(len(decode(ids[:count])), len(text)) for count in range(1, len(ids) + 1)]
+    return list(accumulate(lengths, max))

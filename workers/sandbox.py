@@ -272,7 +272,8 @@ class _Child:
     def outcome(self, timeout_s: float) -> Outcome:
         """The next outcome; a process that gives none in time, or ends, is lost."""
         try:
-            return Outcome(*self._next(timeout_s))
+            value, problem, detail, steps = self._next(timeout_s)
+            return Outcome(value, problem, detail, tuple((end, reward) for end, reward in steps))
         except TimeoutError:
             self.lost = True
             return Outcome(None, "timeout", f"took over {timeout_s:g} s")

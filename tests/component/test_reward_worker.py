@@ -1,117 +1,24 @@
-"""The reward role with real processes: functions that hang, crash, print or raise, and callers of every kind."""
+"""The reward role with real processes: what scores are made of, and callers of every kind."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
+from reward_cases import assert_gone, rollout, samples
 
-from tandem.platform.batch import Prompt, Rollout, Score, StopReason
+from tandem.platform.batch import Rollout, Score
 from tandem.platform.config import RewardConfig
-from tandem.platform.rewards import Outcome, RewardError, Sample
+from tandem.platform.rewards import RewardError
 from tandem.workers.reward import RewardWorker
-from tandem.workers.sandbox import RewardPool
-
-FUNCTIONS = """
-import ctypes, math, os, sys, time
-import resource
-
-def act(sample):
-    what = sample.response
-    if what == "hang":
-        while True:
-            pass
-    if what == "gil":
-        nine = 9
-        return float(nine**nine**nine > 0)
-    if what == "greedy":
-        return float(len(bytearray(2**34)))
-    if what == "exit":
-        os._exit(7)
-    if what == "segv":
-        ctypes.string_at(0)
-    if what == "sleep":
-        time.sleep(0.3)
-    if what == "leak":
-        os.system("sleep 1000 & echo $! > " + sample.prompt)
-        os._exit(1)
-    if what == "raise":
-        raise KeyError("no such key")
-    if what == "print":
-        print("[1.0, null, null]", flush=True)
-        os.write(1, b"to file descriptor 1\\n")
-    values = {"none": None, "nan": math.nan, "inf": math.inf, "list": [1.0], "text": "1"}
-    return values.get(what, 0.5)
-
-def environment(sample):
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    assert address_space == 512 * 2**20, address_space
-    assert os.environ["OMP_NUM_THREADS"] == "1"
-    return sample.response_tokens + 10 * sample.truncated + len(sample.metadata["source"])
-"""
-
-
-@pytest.fixture
-def functions(tmp_path: Path) -> str:
-    file = tmp_path / "functions.py"
-    file.write_text(FUNCTIONS)
-    return f"{file}:act"
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., RewardWorker]]:
-    """Makes workers, and ends them with the test."""
-    workers: list[RewardWorker] = []
-
-    def build(**settings: Any) -> RewardWorker:
-        workers.append(RewardWorker(RewardConfig(**settings)))
-        return workers[-1]
-
-    yield build
-    for worker in workers:
-        worker.close()
-
-
-def rollout(text: str, answer: Any = "7", prompt: str = "3+4=", group: int = 5) -> Rollout:
-    return Rollout(
-        prompt=Prompt(ids=(3, 4), group_id=group, text=prompt, answer=answer, metadata={"source": "abc"}),
-        response_ids=(9, 1),
-        response_mask=(True, True),
-        logprobs=(-0.5, -0.5),
-        stop=StopReason.LENGTH,
-        policy_version=0,
-        response_text=text,
-    )
-
-
-def samples(*responses: str) -> list[Sample]:
-    return [Sample("q", response, "7", 1, False) for response in responses]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
-    deadline = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not [pid for pid in pids if alive(pid)]
-
 
 CORRECT = [Score(reward=1.0, parts={"boxed": 1.0})]
 BOXED = {"functions": {"boxed": 1.0}}
@@ -195,32 +102,6 @@ def test_scores_in_ray_actors() -> None:
 # Functions that misbehave
 
 
-def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> None:
-    pool = RewardPool([functions, "exact_match"], processes=2, timeout_s=1.0, memory_limit_mb=1024)
-    batch = samples("hang", "7", "gil", "7", "hang", "x", "gil", "7")
-    start = time.monotonic()
-    outcomes = pool.run(batch)
-    assert time.monotonic() - start < 1.0 * 2 + 4.0  # 4 hang, 2 at a time
-    assert [row[0].problem for row in outcomes] == ["timeout", None] * 4
-    assert [row[1].value for row in outcomes] == [0, 1, 0, 1, 0, 0, 0, 1]  # the next function still runs
-    assert pool.restarts == 4
-    start = time.monotonic()
-    assert [row[1].value for row in pool.run(samples(*["7"] * 200))] == [1.0] * 200
-    assert time.monotonic() - start < 1.0
-    pids = pool.pids()
-    pool.close()
-    assert_gone(pids)
-
-
-def test_a_long_chunk_goes_on_after_a_hang(functions: str) -> None:
-    pool = RewardPool(["exact_match", functions], processes=1, timeout_s=0.3)
-    texts = ["7", "x", "hang", "hang", "7"] + ["7"] * 200
-    outcomes = pool.run(samples(*texts))
-    assert [row[0].value for row in outcomes] == [float(text == "7") for text in texts]
-    assert [row[1].problem for row in outcomes[:5]] == [None, None, "timeout", "timeout", None]
-    pool.close()
-
-
 @pytest.mark.parametrize(
     ("what", "detail"),
     [("exit", "exit code 7"), ("segv", "signal SIGSEGV"), ("greedy", "functions.py:14: MemoryError")],
@@ -232,30 +113,6 @@ def test_a_crash_costs_one_sample(make: Callable[..., RewardWorker], functions: 
     assert worker.score([rollout(text) for text in ("a", what, "b", what)]) == [half, crash, half, crash]
     assert worker._pool is not None
     assert detail in worker._pool.run(samples(what))[0][0].detail
-
-
-def test_what_a_crashed_function_started_is_ended(functions: str, tmp_path: Path) -> None:
-    pool = RewardPool([functions])
-    note = tmp_path / "pid"
-    assert pool.run([Sample(str(note), "leak", None, 1, False)])[0][0].problem == "crash"
-    assert_gone([int(note.read_text())])
-    pool.close()
-
-
-def test_a_process_killed_between_calls_is_replaced(functions: str) -> None:
-    pool = RewardPool([functions])
-    os.kill(pool.pids()[0], signal.SIGKILL)
-    time.sleep(0.1)
-    assert pool.run(samples("a")) == [[Outcome(0.5)]]
-    pool.close()
-
-
-def test_processes_work_at_the_same_time(functions: str) -> None:
-    pool = RewardPool([functions], processes=4)
-    start = time.monotonic()
-    pool.run(samples(*["sleep"] * 8))
-    assert time.monotonic() - start < 8 * 0.3 * 0.75
-    pool.close()
 
 
 def test_prints_do_not_disturb(make: Callable[..., RewardWorker], functions: str, capfd: Any) -> None:
@@ -339,61 +196,6 @@ def test_a_weighted_reward_must_be_finite(make: Callable[..., RewardWorker]) -> 
 def test_mistakes_are_reported_at_the_start(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RewardWorker(RewardConfig(**settings))
-
-
-def test_failed_starts_leave_nothing(tmp_path: Path) -> None:
-    before = threading.active_count()
-    bad = {
-        "syntax": ("def f(:", "bad.py:1: SyntaxError"),
-        "dead": ("import os; os._exit(3)", r"ended while it started \(exit code 3\)"),
-        "big": ("x = bytearray(2**34)", "MemoryError.*memory_limit_mb"),
-    }
-    for code, message in bad.values():
-        (tmp_path / "bad.py").write_text(code + "\n")
-        with pytest.raises(RewardError, match=message):
-            RewardPool([f"{tmp_path}/bad.py:f"], processes=2)
-    (tmp_path / "bad.py").write_text("import time; time.sleep(60)\n")
-    with pytest.raises(RewardError, match=r"did not start within 0\.5 s"):
-        RewardPool([f"{tmp_path}/bad.py:f"], processes=2, startup_s=0.5)
-    assert threading.active_count() == before
-
-
-def test_close_ends_processes_and_calls(functions: str) -> None:
-    pool = RewardPool([functions], processes=2)
-    pids = pool.pids()
-    assert len(pids) == 2
-    call = pool.submit(samples("gil", "hang", "a"))
-    time.sleep(0.2)
-    start = time.monotonic()
-    pool.close()
-    assert time.monotonic() - start < 2.0
-    with pytest.raises(RuntimeError, match="closed"):
-        call.wait()
-    with pytest.raises(RuntimeError, match="closed"):
-        pool.submit(samples("a"))
-    pool.close()
-    assert_gone(pids)
-
-
-def test_processes_die_with_a_killed_parent(functions: str) -> None:
-    code = f"""
-from tandem.platform.rewards import Sample
-from tandem.workers.sandbox import RewardPool
-pool = RewardPool([{functions!r}], processes=2, timeout_s=1000)
-pool.submit([Sample("q", "gil", None, 1, False)])
-print(*pool.pids(), flush=True)
-input()
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=environment, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        time.sleep(0.3)
-        assert all(map(alive, pids))
-        parent.kill()
-    assert len(pids) == 2
-    assert_gone(pids)
 
 
 def test_memory_counts_bytes(make: Callable[..., RewardWorker]) -> None:

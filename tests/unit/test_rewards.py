@@ -26,6 +26,7 @@ from tandem.platform.rewards import (
     exact_match,
     last_number,
     load_function,
+    matching_characters,
     resolve,
     shorten,
 )
@@ -242,6 +243,70 @@ def test_anything_else_names_function_and_sample(value: Any) -> None:
         check_value("mine", sample("7", prompt="3+4="), value)
 
 
+@pytest.mark.parametrize(
+    ("response", "answer", "steps"),
+    [
+        ("85", "85", [(1, 0.5), (2, 0.5)]),
+        ("75", "85", [(1, 0.0), (2, 0.5)]),
+        ("8", 85, [(1, 0.5)]),
+        ("8585", "85", [(1, 0.5), (2, 0.5), (3, 0.0), (4, 0.0)]),
+        ("58", "85", [(1, 0.0), (2, 0.0)]),
+        ("", "85", 0.0),
+    ],
+)
+def test_matching_characters(response: str, answer: Any, steps: Any) -> None:
+    assert matching_characters(sample(response, answer)) == steps
+
+
+def test_matching_characters_of_the_answer_are_worth_one() -> None:
+    for length in range(1, 40):
+        right = sample("7" * length, "7" * length)
+        assert check_value("f", right, matching_characters(right)).value == 1.0
+    with pytest.raises(ValueError, match="needs an answer with at least one character"):
+        matching_characters(sample("7", " "))
+
+
+def test_steps_are_summed_and_kept() -> None:
+    found = check_value("f", sample("abcdef"), [(1, 0.5), (np.int64(4), True), [6, torch.tensor(-0.25)]])
+    assert found == Outcome(1.25, steps=((1, 0.5), (4, 1.0), (6, -0.25)))
+    assert [type(end) for end, _ in found.steps] == [int] * 3
+    assert check_value("f", sample("abcdef"), ((6, 2),)) == Outcome(2.0, steps=((6, 2.0),))
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ([], "there are no steps; return a number for a response without any"),
+        ([0.5], "step 1 is not a pair of its end, in characters, and its reward"),
+        ([(1, 0.5), (2, 0.5, "why")], "step 2 is not a pair of its end, in characters, and its reward"),
+        ([(1, 0.5), "ab"], "step 2 is not a pair of its end, in characters, and its reward"),
+        ([(0.5, 1)], "step 1 ends at 0.5, which is no whole number of characters"),
+        ([(True, 1)], "step 1 ends at True, which is no whole number of characters"),
+        ([(1, "1")], "the reward of step 1 is '1', which is no finite number"),
+        ([(1, None)], "the reward of step 1 is None, which is no finite number"),
+        ([(1, 1.0), (2, math.nan)], "the reward of step 2 is nan, which is no finite number"),
+        ([(1, 10**400)], "which is no finite number"),
+        ([(0, 1.0)], "step 1 ends at 0, but must end after 0 and within the 4 characters of the response"),
+        ([(-1, 1.0)], "step 1 ends at -1, but must end after 0 and within the 4 characters of the response"),
+        ([(5, 1.0)], "step 1 ends at 5, but must end after 0 and within the 4 characters of the response"),
+        ([(3, 1.0), (3, 1.0)], "step 2 ends at 3, but must end after 3 and within the 4 characters of the response"),
+        ([(3, 1.0), (2, 1.0)], "step 2 ends at 2, but must end after 3 and within the 4 characters of the response"),
+        ([(3, 1e308), (4, 1e308)], "the sum of the steps' rewards is infinite"),
+    ],
+)
+def test_invalid_steps_name_function_prompt_and_step(steps: Any, problem: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        check_value("mine", sample("abcd", prompt="3+4="), steps)
+    assert str(caught.value).startswith("reward function 'mine' returned list [")
+    assert str(caught.value).endswith(f"for the prompt '3+4='; {problem}") or "10000" in str(caught.value)
+    assert problem in str(caught.value)
+
+
+def test_a_response_without_characters_has_no_steps() -> None:
+    with pytest.raises(RewardError, match=r"step 1 ends at 1, but .* within the 0 characters"):
+        check_value("mine", sample(""), [(1, 1.0)])
+
+
 def test_load_function(tmp_path: Path) -> None:
     (tmp_path / "beside_me.py").write_text("HALF = 0.5\n")
     file = tmp_path / "mine.py"
@@ -281,7 +346,7 @@ def test_import_errors_name_file_and_line(tmp_path: Path, code: str, message: st
 def test_unknown_names_get_a_suggestion() -> None:
     with pytest.raises(RewardError, match="did you mean exact_match"):
         resolve("exact_mach")
-    with pytest.raises(RewardError, match=r"built in: boxed, exact_match, last_number; your own: path\.py:name"):
+    with pytest.raises(RewardError, match=r"built in: boxed, .*, matching_characters; your own: path\.py:name"):
         resolve("zzz")
 
 

@@ -1,0 +1,78 @@
+"""What the tests of the reward role share: rollouts, samples, and functions that misbehave."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tandem.platform.batch import Prompt, Rollout, StopReason
+from tandem.platform.rewards import Sample
+
+FUNCTIONS = """
+import ctypes, math, os, sys, time
+import resource
+
+def act(sample):
+    what = sample.response
+    if what == "hang":
+        while True:
+            pass
+    if what == "gil":
+        nine = 9
+        return float(nine**nine**nine > 0)
+    if what == "greedy":
+        return float(len(bytearray(2**34)))
+    if what == "exit":
+        os._exit(7)
+    if what == "segv":
+        ctypes.string_at(0)
+    if what == "sleep":
+        time.sleep(0.3)
+    if what == "leak":
+        os.system("sleep 1000 & echo $! > " + sample.prompt)
+        os._exit(1)
+    if what == "raise":
+        raise KeyError("no such key")
+    if what == "print":
+        print("[1.0, null, null]", flush=True)
+        os.write(1, b"to file descriptor 1\\n")
+    values = {"none": None, "nan": math.nan, "inf": math.inf, "list": [1.0], "text": "1"}
+    return values.get(what, 0.5)
+
+def environment(sample):
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    assert address_space == 512 * 2**20, address_space
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    return sample.response_tokens + 10 * sample.truncated + len(sample.metadata["source"])
+"""
+
+
+def rollout(text: str, answer: Any = "7", prompt: str = "3+4=", group: int = 5) -> Rollout:
+    return Rollout(
+        prompt=Prompt(ids=(3, 4), group_id=group, text=prompt, answer=answer, metadata={"source": "abc"}),
+        response_ids=(9, 1),
+        response_mask=(True, True),
+        logprobs=(-0.5, -0.5),
+        stop=StopReason.LENGTH,
+        policy_version=0,
+        response_text=text,
+    )
+
+
+def samples(*responses: str) -> list[Sample]:
+    return [Sample("q", response, "7", 1, False) for response in responses]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if alive(pid)]
