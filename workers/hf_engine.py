@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tandem.platform.batch import Prompt, StopReason
 from tandem.platform.checksum import checksum
@@ -74,7 +75,9 @@ class HFEngine:
         rows = torch.arange(len(wanted), device=self.device)
         state = _Decoding(self.model, wanted, self.device)
         for step in range(sampling.max_tokens):
-            tokens, logprobs = sample(state.logits, sampling.temperature, uniforms[rows, step])
+            tokens, logprobs = sample(
+                state.logits, sampling.temperature, uniforms[rows, step], top_p=sampling.top_p, top_k=sampling.top_k
+            )
             running = []
             triples = zip(rows.tolist(), tokens.tolist(), logprobs.tolist(), strict=True)
             for place, (row, token, logprob) in enumerate(triples):
@@ -123,15 +126,21 @@ class _Decoding:
         self.logits = output.logits[:, -1]
 
 
-def sample(logits: Tensor, temperature: float, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, temperature: float, uniforms: Tensor, *, top_p: float = 1.0, top_k: int | None = None
+) -> tuple[Tensor, Tensor]:
     """One token per row and its log-prob under the distribution sampled from; temperature 0 takes the most likely.
 
     Draws by inverting the cumulative distribution: the first token whose cumulative probability exceeds the uniform.
+    `cut_logits` says what `top_p` and `top_k` leave of the distribution; with temperature 0 they change nothing.
 
     Args:
         logits: (rows, V). uniforms: (rows,) float64 in [0, 1).
     """
-    logprobs = (logits.float() / temperature if temperature > 0 else logits.float()).log_softmax(dim=-1)
+    scaled = logits.float() / temperature if temperature > 0 else logits.float()
+    if temperature > 0 and (top_p < 1 or top_k is not None):
+        scaled = cut_logits(scaled, top_p, top_k)
+    logprobs = scaled.log_softmax(dim=-1)
     if temperature == 0:
         tokens = logprobs.argmax(dim=-1)
     else:
@@ -140,6 +149,21 @@ def sample(logits: Tensor, temperature: float, uniforms: Tensor) -> tuple[Tensor
         tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(1)
         tokens = tokens.clamp(max=logits.shape[1] - 1)
     return tokens, logprobs.gather(1, tokens[:, None]).squeeze(1)
+
+
+def cut_logits(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
+    """The logits (rows, V) of the tokens that may be sampled; -inf for the others.
+
+    Kept are the `top_k` most likely tokens (None: all), and of their distribution the most likely ones until their
+    probability reaches `top_p`, so at least one. Of equally likely tokens the one with the lower id comes first.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        ordered[:, top_k:] = -torch.inf
+    if top_p < 1:
+        up_to = ordered.double().softmax(dim=-1).cumsum(dim=-1)
+        ordered = ordered.masked_fill(pad(up_to[:, :-1], (1, 0)) >= top_p, -torch.inf)
+    return torch.empty_like(logits).scatter_(1, order, ordered)
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> set[int]:

@@ -13,7 +13,7 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.logprobs import token_logprobs
 from tandem.platform.protocols import Sampling
-from tandem.workers.hf_engine import HFEngine, sample
+from tandem.workers.hf_engine import HFEngine, cut_logits, sample
 from tandem.workers.models import load_policy, model_inputs
 from tandem.workers.rollout import ENGINES, RolloutSpec, RolloutWorker
 from tandem.workers.runtime import Rank
@@ -161,6 +161,78 @@ def test_sampling_follows_the_distribution() -> None:
     assert logprobs[0].item() == pytest.approx(-0.693147, abs=1e-5)
     almost_one = torch.tensor([1 - 1e-16], dtype=torch.float64)
     assert sample(logits[:1], 1.0, almost_one)[0].item() == 2  # never a token of probability 0
+
+
+TENTHS = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"),
+    [
+        (1.0, 2, {1: 4 / 7, 3: 3 / 7}),
+        (1.0, 3, {1: 4 / 9, 3: 3 / 9, 2: 2 / 9}),
+        (1.0, 99, {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}),
+        (0.01, None, {1: 1.0}),
+        (0.45, None, {1: 4 / 7, 3: 3 / 7}),
+        (0.75, None, {1: 4 / 9, 3: 3 / 9, 2: 2 / 9}),
+        (0.99, None, {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}),
+        (0.75, 3, {1: 4 / 7, 3: 3 / 7}),  # .4 and .3 are .78 of the three that top_k leaves
+        (0.75, 1, {1: 1.0}),
+    ],
+)
+def test_the_cut_distribution_is_sampled_from(top_p: float, top_k: int | None, kept: dict[int, float]) -> None:
+    uniforms = torch.arange(6300, dtype=torch.float64) / 6300
+    tokens, logprobs = sample(TENTHS.repeat(6300, 1), 1.0, uniforms, top_p=top_p, top_k=top_k)
+    counts = torch.bincount(tokens, minlength=4)
+    assert {n: count / 6300 for n, count in enumerate(counts.tolist()) if count} == pytest.approx(kept, abs=2e-4)
+    found = dict(zip(tokens.tolist(), logprobs.exp().tolist(), strict=True))
+    assert found == pytest.approx(kept, abs=1e-6)
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_temperature_comes_before_the_cut() -> None:
+    """At T = 1/2 the probabilities are 1, 16, 4 and 9 of 30: two tokens reach .8, at T = 1 it takes three."""
+    cold, _ = sample(TENTHS.repeat(100, 1), 0.5, torch.arange(100, dtype=torch.float64) / 100, top_p=0.8)
+    warm, _ = sample(TENTHS.repeat(100, 1), 1.0, torch.arange(100, dtype=torch.float64) / 100, top_p=0.8)
+    assert (set(cold.tolist()), set(warm.tolist())) == ({1, 3}, {1, 2, 3})
+
+
+def test_of_equally_likely_tokens_the_first_are_kept() -> None:
+    level = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0, 1.0]])
+    assert cut_logits(level, 1.0, 3).isfinite().tolist() == [[False, True, True, False, True, False]]
+    assert cut_logits(level, 1.0, 5).isfinite().tolist() == [[True, True, True, False, True, True]]
+    assert cut_logits(torch.zeros(1, 8), 0.5, None).isfinite().tolist() == [[True] * 4 + [False] * 4]
+    assert torch.equal(cut_logits(level, 1.0, 3)[0, [1, 2, 4]], torch.ones(3))
+
+
+def test_without_a_cut_every_bit_is_that_of_the_whole_distribution() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits, uniforms = torch.randn(64, 50, generator=draw), torch.rand(64, dtype=torch.float64, generator=draw)
+    logprobs = (logits / 0.7).log_softmax(dim=-1)
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    expected = (cumulative <= (uniforms * cumulative[:, -1])[:, None]).sum(dim=-1)
+    for settings in ({}, {"top_p": 1.0, "top_k": None}, {"top_k": 50}):
+        tokens, found = sample(logits, 0.7, uniforms, **settings)  # type: ignore[arg-type]
+        assert torch.equal(tokens, expected)
+        assert torch.equal(found, logprobs[torch.arange(64), expected])
+
+
+def test_the_engine_samples_from_the_cut_distribution(engine: HFEngine, tiny_path: str) -> None:
+    model = load_policy(tiny_path, ModelConfig()).eval()
+    for one in engine.generate(PROMPTS[:1], replace(SAMPLING, temperature=0.8, top_p=0.9, top_k=4)):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPTS[0].ids, *one.ids]])).logits[0, 2:-1]
+        cut = cut_logits(logits / 0.8, 0.9, 4).log_softmax(dim=-1)
+        assert one.logprobs == pytest.approx(cut[torch.arange(len(one.ids)), one.ids].tolist(), abs=1e-4)
+
+
+def test_the_most_likely_token_alone_is_greedy_and_certain(engine: HFEngine) -> None:
+    greedy = engine.generate(PROMPTS, replace(SAMPLING, temperature=0.0))
+    for cut in ({"top_k": 1}, {"top_p": 1e-6}):
+        sampled = engine.generate(PROMPTS, replace(SAMPLING, **cut))  # type: ignore[arg-type]
+        assert [one.ids for one in sampled] == [one.ids for one in greedy]
+        assert {logprob for one in sampled for logprob in one.logprobs} == {0.0}
+    assert engine.generate(PROMPTS, replace(SAMPLING, temperature=0.0, top_p=0.5, top_k=2)) == greedy
 
 
 def test_worker_marks_versions_and_decodes(tiny_path: str) -> None:
