@@ -14,7 +14,7 @@ from tandem.platform.evaluate import Evaluation
 from tandem.platform.prompts import EncodedRow, EncodedRows, encode_rows
 from tandem.platform.source import PromptSource, as_prompt
 from tandem.platform.tasks import load_task
-from tandem.workers.models import LOAD_ERRORS, cannot_load
+from tandem.workers.models import LOAD_ERRORS, cannot_load, check_score_head
 from tandem.workers.tokenizer import load_tokenizer
 
 
@@ -71,7 +71,8 @@ def check_context(config: Config, path: str) -> None:
 
 
 def check_critic(config: Config, tokenizer: Any) -> None:
-    """Refuses a `critic.path` that cannot read the actor's sequences: other tokens, or too few positions.
+    """Refuses a `critic.path` without the head that `critic.head` asks for, or that cannot read the actor's sequences:
+    other tokens, or too few positions.
 
     Raises:
         ConfigError: what differs.
@@ -79,6 +80,8 @@ def check_critic(config: Config, tokenizer: Any) -> None:
     path = config.critic.path
     if path is None:
         return
+    if config.critic.head == "score":
+        check_score_head(path, config.model)
     _check_positions(config, "critic.path", path)
     own = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code).get_vocab()
     different = sorted(token for token, number in tokenizer.get_vocab().items() if own.get(token) != number)

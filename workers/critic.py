@@ -45,7 +45,7 @@ class CriticWorker(TrainedWorker):
     def start(self, address: tuple[str, int] | None = None) -> None:
         """Loads the model and joins the other ranks at `address`; collective."""
         spec = self.spec
-        model = load_critic(spec.path, spec.model)
+        model = load_critic(spec.path, spec.model, spec.critic.head)
         self.backend = self.make_backend(model, spec.critic, spec.trainer, spec.model, address)
 
     def values(self, batch: RolloutBatch) -> Values:

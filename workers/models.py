@@ -26,17 +26,56 @@ def load_policy(path: str, config: ModelConfig) -> Any:
     return _prepare(_load(AutoModelForCausalLM, path, config), config)
 
 
-def load_critic(path: str, config: ModelConfig) -> ValueModel:
-    """A value model on the body of the model at `path`."""
-    from transformers import AutoModel
+def load_critic(path: str, config: ModelConfig, head: str = "zero") -> ValueModel:
+    """A value model on the body of the model at `path`; its head is zero, or the score head of that reward model.
 
-    body = _prepare(_load(AutoModel, path, config), config)
-    return ValueModel(body)
+    Raises:
+        ConfigError: the model cannot be loaded, or lacks the score head that `head` asks for.
+    """
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    if head == "zero":
+        return ValueModel(_prepare(_load(AutoModel, path, config), config))
+    check_score_head(path, config)
+    model, info = _load(AutoModelForSequenceClassification, path, config, output_loading_info=True)
+    score = getattr(model, "score", None)
+    if not isinstance(score, nn.Linear):
+        raise _no_score_head(path, "its head is no linear layer called score")
+    if missing := sorted(info["missing_keys"]):
+        raise _no_score_head(path, f"its checkpoint lacks {', '.join(missing[:3])}")
+    value_model = ValueModel(_prepare(model.base_model, config))
+    value_model.start_from(score)
+    return value_model
 
 
-def _load(cls: Any, path: str, config: ModelConfig) -> Any:
+def check_score_head(path: str, config: ModelConfig) -> None:
+    """Refuses a model that has other than one label by its config alone: no weight is read.
+
+    Raises:
+        ConfigError: it cannot be read, or is no reward model.
+    """
+    from transformers import AutoConfig
+
     try:
-        return cls.from_pretrained(path, dtype=DTYPES[config.dtype], trust_remote_code=config.trust_remote_code)
+        labels = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code).num_labels
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"critic.path={path}", path, error) from error
+    if labels != 1:
+        raise _no_score_head(path, f"it has {labels} labels, a reward model has one")
+
+
+def _no_score_head(path: str, why: str) -> ConfigError:
+    """Why the critic cannot start from the score head of the model at `path`."""
+    return ConfigError(
+        f"critic.head=score takes the score head of a reward model, but critic.path={path} has none: {why}. "
+        "Set critic.path to a sequence classifier with one score, or critic.head=zero"
+    )
+
+
+def _load(cls: Any, path: str, config: ModelConfig, **options: Any) -> Any:
+    trust, dtype = config.trust_remote_code, DTYPES[config.dtype]
+    try:
+        return cls.from_pretrained(path, dtype=dtype, trust_remote_code=trust, **options)
     except LOAD_ERRORS as error:
         raise cannot_load(f"the model at {path}", path, error) from error
 
@@ -71,7 +110,7 @@ def disable_dropout(model: nn.Module) -> None:
 class ValueModel(nn.Module):
     """A transformer body with a scalar head: output i is the value after token i.
 
-    The head starts at zero, so the first values are 0 and not noise.
+    The head starts at zero, so the first values are 0 and not noise, or as the score head of a reward model.
     """
 
     def __init__(self, body: Any) -> None:
@@ -81,6 +120,13 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(body.config.get_text_config().hidden_size, 1, dtype=body.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    @torch.no_grad()
+    def start_from(self, score: nn.Linear) -> None:
+        """Copies a score head (1, H) into the value head: the value after a text's last token is then its score."""
+        self.head.weight.copy_(score.weight)
+        if score.bias is not None:
+            self.head.bias.copy_(score.bias)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, T) float32."""
