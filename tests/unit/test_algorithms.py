@@ -10,10 +10,10 @@ from tandem.platform.config import AlgoConfig, Config, settings
 
 def test_records() -> None:
     ppo, grpo = resolve("ppo", "gae", "clipped_surrogate"), resolve("grpo", "grpo", "clipped_surrogate")
-    assert (ppo.name, ppo.needs_critic, ppo.min_group) == ("ppo", True, 1)
-    assert (grpo.name, grpo.needs_critic, grpo.min_group) == ("grpo", False, 2)
-    assert ppo.policy_loss is grpo.policy_loss is POLICY_LOSSES["clipped_surrogate"]
-    assert ppo.advantages is ESTIMATORS["gae"].advantages
+    assert (ppo.name, ppo.needs_critic, ppo.estimator.min_group) == ("ppo", True, 1)
+    assert (grpo.name, grpo.needs_critic, grpo.estimator.min_group) == ("grpo", False, 2)
+    assert ppo.objective is grpo.objective is POLICY_LOSSES["clipped_surrogate"]
+    assert ppo.estimator is ESTIMATORS["gae"]
 
 
 def test_the_critic_follows_from_the_estimator_and_not_from_the_name() -> None:
@@ -29,7 +29,8 @@ def test_the_schema_offers_exactly_what_exists() -> None:
 
 def test_every_clip_setting_reaches_the_loss() -> None:
     algo = AlgoConfig(clip_ratio_low=0.1, clip_ratio_high=0.3, dual_clip=2.0)
-    ratio, advantages = torch.tensor([[9.0, 0.5, 9.0]]), torch.tensor([[1.0, -1, -1]])
-    losses, clipped = POLICY_LOSSES["clipped_surrogate"](ratio, advantages, algo)
+    logprobs, advantages = torch.tensor([[9.0, 0.5, 9.0]]).log(), torch.tensor([[1.0, -1, -1]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    losses, clipped = POLICY_LOSSES["clipped_surrogate"].loss(logprobs, torch.zeros(1, 3), advantages, mask, algo)
     assert torch.allclose(losses, torch.tensor([[-1.3, 0.9, 2.0]]))
     assert clipped.all()

@@ -13,7 +13,7 @@ from unit_batches import batch_of, make_rollout, poison, random_mask, scores
 from tandem.platform.algorithms import resolve
 from tandem.platform.batch import Inferred, RolloutBatch, StopReason, TrainBatch, Values
 from tandem.platform.config import AlgoConfig, TrainConfig
-from tandem.platform.credit import credit, minibatches, penalised_rewards
+from tandem.platform.credit import credit, epochs, penalised_rewards
 
 PPO, GRPO = resolve("ppo", "gae", "clipped_surrogate"), resolve("grpo", "grpo", "clipped_surrogate")
 
@@ -26,18 +26,18 @@ def two_tokens() -> tuple[RolloutBatch, Inferred]:
 
 
 @pytest.mark.parametrize("loss_coef", [0.0, 0.1])
-def test_kl_in_the_reward_is_on_only_by_its_own_flag(loss_coef: float) -> None:
+def test_kl_in_the_reward_is_on_only_by_its_own_coefficient(loss_coef: float) -> None:
     batch, inferred = two_tokens()
-    on = penalised_rewards(batch, inferred, AlgoConfig(kl_reward_coef=0.1, kl_loss_coef=loss_coef))
-    off = penalised_rewards(batch, inferred, AlgoConfig(kl_reward_coef=0.0, kl_loss_coef=loss_coef))
+    on = penalised_rewards(batch, inferred, AlgoConfig(kl_loss_coef=loss_coef), 0.1)
+    off = penalised_rewards(batch, inferred, AlgoConfig(kl_loss_coef=loss_coef), 0.0)
     assert np.allclose(on.token_rewards, [[0, -0.02, 0.96]])
     assert off is batch
 
 
 def test_kl_in_the_reward_uses_its_own_estimator() -> None:
     batch, inferred = two_tokens()
-    algo = AlgoConfig(kl_reward_coef=1.0, kl_reward_estimator="k2", kl_loss_estimator="k3")
-    assert np.allclose(penalised_rewards(batch, inferred, algo).token_rewards, [[0, -0.02, 1 - 0.08]])
+    algo = AlgoConfig(kl_reward_estimator="k2", kl_loss_estimator="k3")
+    assert np.allclose(penalised_rewards(batch, inferred, algo, 1.0).token_rewards, [[0, -0.02, 1 - 0.08]])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -45,20 +45,20 @@ def test_kl_outside_the_mask_is_not_read(bad: float) -> None:
     batch, inferred = two_tokens()
     assert inferred.ref_logprobs is not None
     poisoned = replace(inferred, ref_logprobs=poison(inferred.ref_logprobs, batch.response_mask, bad))
-    assert np.allclose(penalised_rewards(batch, poisoned, AlgoConfig(kl_reward_coef=0.1)).token_rewards, [[0, -0.02, 0.96]])
+    assert np.allclose(penalised_rewards(batch, poisoned, AlgoConfig(), 0.1).token_rewards, [[0, -0.02, 0.96]])
 
 
 def test_kl_in_the_reward_needs_a_reference() -> None:
     batch, inferred = two_tokens()
     with pytest.raises(AssertionError, match="needs reference log-probs"):
-        penalised_rewards(batch, replace(inferred, ref_logprobs=None), AlgoConfig(kl_reward_coef=0.1))
+        penalised_rewards(batch, replace(inferred, ref_logprobs=None), AlgoConfig(), 0.1)
 
 
 def test_gae_credits_a_rollout() -> None:
     # One token answered of two: r = (0, 1), V = (.5, .25), lambda .5: delta = (-.25, .75), A = (.125, .75)
     batch = RolloutBatch.from_rollouts([make_rollout()], scores(1.0))
     values = Values(torch.tensor([[9.0, 9, 0.5, 0.25]]), torch.tensor([7.0]))
-    found = credit(batch, Inferred(torch.zeros(1, 4), None, values), PPO, AlgoConfig(lam=0.5))
+    found, _ = credit(batch, Inferred(torch.zeros(1, 4), None, values), PPO, AlgoConfig(lam=0.5))
     assert found.returns is not None
     assert np.allclose(found.advantages, [[0, 0, 0.125, 0.75]])
     assert np.allclose(found.returns, [[0, 0, 0.625, 1.0]])
@@ -74,7 +74,7 @@ def test_bootstrap_follows_the_stop_reason_and_not_the_width(bootstrap: bool) ->
     batch = RolloutBatch.from_rollouts(rollouts, scores(1.0, 0.0))
     values = Values(torch.tensor([[9, 9, 0.5, 0.5, 0.5, 0.5], [9, 9, 0.2, 0.4, 0.6, 9]]), torch.tensor([math.nan, 0.8]))
     algo = AlgoConfig(lam=0.95, bootstrap_truncated=bootstrap)
-    found = credit(batch, Inferred(torch.zeros(2, 6), None, values), PPO, algo).advantages[:, 2:]
+    found = credit(batch, Inferred(torch.zeros(2, 6), None, values), PPO, algo)[0].advantages[:, 2:]
     cut = [0.5705, 0.39, 0.2, 0] if bootstrap else [-0.1515, -0.37, -0.6, 0]
     assert np.allclose(found, [[0.428687, 0.45125, 0.475, 0.5], cut], atol=1e-6)
 
@@ -87,7 +87,7 @@ def test_group_relative_credit_is_the_same_on_every_written_token() -> None:
         make_rollout(response=(5, 5), group=9),
     ]
     batch = RolloutBatch.from_rollouts(rollouts, scores(1, 1, 0, 0))
-    found = credit(batch, Inferred(torch.zeros(4, 5)), GRPO, AlgoConfig(group_std="none"))
+    found, _ = credit(batch, Inferred(torch.zeros(4, 5)), GRPO, AlgoConfig(group_std="none"))
     expected = [[0, 0, 0.5, 0, 0.5], [0, 0, 0.5, 0, 0], [0, 0, -0.5, 0, 0], [0, 0, -0.5, -0.5, 0]]
     assert found.advantages.tolist() == expected
     assert found.returns is None
@@ -97,7 +97,7 @@ def test_group_relative_credit_is_the_same_on_every_written_token() -> None:
 def test_unscorable_sample_trains_nothing_and_leaves_its_siblings_alone() -> None:
     rollouts = [make_rollout() for _ in range(4)]
     batch = RolloutBatch.from_rollouts(rollouts, scores(1, None, 0, 1))
-    found = credit(batch, Inferred(torch.zeros(4, 4)), GRPO, AlgoConfig())
+    found, _ = credit(batch, Inferred(torch.zeros(4, 4)), GRPO, AlgoConfig())
     assert np.allclose(found.advantages[:, 3], [0.57735, 0, -1.1547, 0.57735], atol=1e-5)
     assert found.as_minibatch().num_sequences == 3
     assert found.as_minibatch().num_tokens == 6
@@ -105,7 +105,7 @@ def test_unscorable_sample_trains_nothing_and_leaves_its_siblings_alone() -> Non
 
 def test_empty_response_keeps_its_place_in_the_group_with_outcome_zero() -> None:
     batch = RolloutBatch.from_rollouts([make_rollout(response=()), make_rollout()], scores(10.0, 1.0))
-    found = credit(batch, Inferred(torch.zeros(2, 4)), GRPO, AlgoConfig(group_std="none"))
+    found, _ = credit(batch, Inferred(torch.zeros(2, 4)), GRPO, AlgoConfig(group_std="none"))
     assert found.advantages.tolist() == [[0, 0, 0, 0], [0, 0, 0.5, 0.5]]
     assert (found.as_minibatch().num_tokens, found.as_minibatch().num_sequences) == (2, 1)
 
@@ -114,7 +114,7 @@ def test_whitening_is_over_the_tokens_of_the_mask() -> None:
     batch = batch_of(torch.tensor([[0, 1, 1, 0]], dtype=torch.bool), torch.tensor([[0, 0, 1.0, 0]]))
     values = Values(torch.tensor([[math.nan, 0, 0, math.nan]]), torch.zeros(1))
     algo = AlgoConfig(lam=0.95, whiten_advantages=True)
-    found = credit(batch, Inferred(torch.zeros(1, 4), None, values), PPO, algo)
+    found, _ = credit(batch, Inferred(torch.zeros(1, 4), None, values), PPO, algo)
     assert np.allclose(found.advantages, [[0, -0.7071, 0.7071, 0]], atol=1e-4)
     assert found.returns is not None
     assert np.allclose(found.returns, [[0, 0.95, 1, 0]])  # the critic's targets are not whitened
@@ -131,13 +131,13 @@ def test_gaps_are_as_if_they_were_not_there(estimator: str, seed: int) -> None:
     truncated = torch.tensor([1, 0, 1, 0, 1, 0], dtype=torch.bool)
     algorithm = resolve("x", estimator, "clipped_surrogate")
     batch = batch_of(mask, rewards, lengths=lengths, group_ids=groups, truncated=truncated)
-    whole = credit(batch, Inferred(old, ref, Values(values, final)), algorithm, algo)
+    whole, _ = credit(batch, Inferred(old, ref, Values(values, final)), algorithm, algo)
 
     # The same rows with only their own tokens, left-aligned.
     order = torch.argsort(~mask, dim=1, stable=True)
     squeezed = batch_of(mask.gather(1, order), rewards.gather(1, order), group_ids=groups, truncated=truncated)
     inferred = Inferred(old.gather(1, order), ref.gather(1, order), Values(values.gather(1, order), final))
-    compressed = credit(squeezed, inferred, algorithm, algo)
+    compressed, _ = credit(squeezed, inferred, algorithm, algo)
     assert torch.allclose(whole.advantages.gather(1, order), compressed.advantages, atol=1e-6)
     if whole.returns is not None and compressed.returns is not None:
         assert torch.allclose(whole.returns.gather(1, order), compressed.returns, atol=1e-6)
@@ -152,11 +152,11 @@ def train_batch(rows: int) -> TrainBatch:
     return TrainBatch(batch_of(mask), torch.arange(rows * 1.0)[:, None].expand(rows, 3), torch.zeros(rows, 3))
 
 
-def test_mini_batches_use_each_row_once_per_epoch_in_a_new_order() -> None:
+def test_every_epoch_uses_each_row_once_in_a_new_order() -> None:
     train = TrainConfig(epochs_per_batch=2, minibatches=3)
-    parts = list(minibatches(train_batch(12), train, seed=5))
-    assert [len(part) for part in parts] == [4] * 6
-    orders = [[int(x) for part in parts[n : n + 3] for x in part.old_logprobs[:, 0]] for n in (0, 3)]
+    found = list(epochs(train_batch(12), train, seed=5))
+    assert [[len(part) for part in parts] for parts in found] == [[4] * 3] * 2
+    orders = [[int(x) for part in parts for x in part.old_logprobs[:, 0]] for parts in found]
     assert [sorted(order) for order in orders] == [list(range(12))] * 2
     assert orders[0] != orders[1]
     assert orders[0] != list(range(12))
@@ -164,7 +164,7 @@ def test_mini_batches_use_each_row_once_per_epoch_in_a_new_order() -> None:
 
 def test_mini_batches_follow_from_the_seed() -> None:
     def order(seed: int) -> list[float]:
-        parts = minibatches(train_batch(12), TrainConfig(minibatches=2), seed)
+        (parts,) = epochs(train_batch(12), TrainConfig(minibatches=2), seed)
         return [x for part in parts for x in part.old_logprobs[:, 0].tolist()]
 
     assert order(1) == order(1)
@@ -172,7 +172,15 @@ def test_mini_batches_follow_from_the_seed() -> None:
 
 
 def test_mini_batches_carry_their_own_denominators() -> None:
-    for part in minibatches(train_batch(9), TrainConfig(minibatches=3), seed=0):
-        rows = part.old_logprobs[:, 0].long()
-        assert part.num_tokens == int((rows % 3).sum())
-        assert part.num_sequences == int((rows % 3 > 0).sum())
+    for parts in epochs(train_batch(9), TrainConfig(minibatches=3), seed=0):
+        assert len(parts) == 3
+        for part in parts:
+            rows = part.old_logprobs[:, 0].long()
+            assert part.num_tokens == int((rows % 3).sum())
+            assert part.num_sequences == int((rows % 3 > 0).sum())
+
+
+def test_a_mini_batch_without_a_token_is_left_out() -> None:
+    for seed in range(10):  # row 0 of 3 has no token
+        (parts,) = epochs(train_batch(3), TrainConfig(minibatches=3), seed)
+        assert sorted(part.num_tokens for part in parts) == [1, 2]

@@ -44,7 +44,7 @@ class TinyModel(nn.Module):
         tokens = batch.rollout.tokens
         logits = self.head(self.hidden(tokens)) * 2
         logprobs, entropy = token_logprobs(logits, tokens, 0.9), token_entropy(logits, 0.9)
-        return policy_objective(logprobs, entropy, batch, POLICY_LOSSES["clipped_surrogate"], algo, LONGEST)
+        return policy_objective(logprobs, entropy, batch, POLICY_LOSSES["clipped_surrogate"].loss, algo, LONGEST)
 
     def value_loss(self, batch: TrainBatch, algo: AlgoConfig) -> LossOutput:
         after = self.value(self.hidden(batch.rollout.tokens)).squeeze(-1)
@@ -154,7 +154,7 @@ def test_nothing_outside_the_mask_reaches_loss_gradient_or_metrics(bad: float, e
 def leaves(batch: TrainBatch, logprobs: Tensor, algo: AlgoConfig) -> tuple[LossOutput, Tensor, Tensor]:
     """The policy objective of given log-probs, with the gradients of log-probs and entropy."""
     variable, entropy = logprobs.clone().requires_grad_(), torch.ones_like(logprobs).requires_grad_()
-    output = policy_objective(variable, entropy, batch, POLICY_LOSSES["clipped_surrogate"], algo, LONGEST)
+    output = policy_objective(variable, entropy, batch, POLICY_LOSSES["clipped_surrogate"].loss, algo, LONGEST)
     output.loss.backward()  # type: ignore[no-untyped-call]
     assert variable.grad is not None
     return output, variable.grad, torch.zeros_like(logprobs) if entropy.grad is None else entropy.grad
