@@ -101,9 +101,9 @@ class RewardShaper:
 
     @property
     def _slope(self) -> float:
-        """What a reward is multiplied with."""
-        normalize = self._config.normalize
-        return self._config.scale / (1.0 if normalize == "none" else self.moments.std + EPS)
+        """What a reward is multiplied with: rewards that have not varied yet are scaled, but divided by nothing."""
+        varied = self._config.normalize != "none" and self.moments.std > EPS
+        return self._config.scale / (self.moments.std + EPS if varied else 1.0)
 
     @property
     def _offset(self) -> float:
