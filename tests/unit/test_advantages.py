@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,16 +24,6 @@ def row(*numbers: float) -> Tensor:
 
 def mask_of(*bits: int) -> Tensor:
     return torch.tensor([bits], dtype=torch.bool)
-
-
-def reference_gae(
-    rewards: list[float], values: list[float], final: float, gamma: float, lam: float
-) -> tuple[list[float], list[float]]:
-    """One sequence, as a sum: A_t = sum_l (gamma lam)^l delta_{t+l} (eq. 16 of the paper), in float64."""
-    following = [*values, final][1:]
-    deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, following, strict=True)]
-    advantages = [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
-    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -87,7 +78,7 @@ def test_gae_equals_the_reference_on_the_compressed_sequence(seed: int, rows: in
     advantages, returns = gae(rewards, values, mask, final, gamma=gamma, lam=0.8)
     for b in range(rows):
         kept = mask[b]
-        expected = reference_gae(rewards[b][kept].tolist(), values[b][kept].tolist(), float(final[b]), gamma, 0.8)
+        expected = reference.gae(rewards[b][kept].tolist(), values[b][kept].tolist(), float(final[b]), gamma, 0.8)
         assert torch.allclose(advantages[b][kept], torch.tensor(expected[0], dtype=torch.float32), atol=1e-5)
         assert torch.allclose(returns[b][kept], torch.tensor(expected[1], dtype=torch.float32), atol=1e-5)
     assert not advantages[~mask].any()

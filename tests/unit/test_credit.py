@@ -184,3 +184,42 @@ def test_a_mini_batch_without_a_token_is_left_out() -> None:
     for seed in range(10):  # row 0 of 3 has no token
         (parts,) = epochs(train_batch(3), TrainConfig(minibatches=3), seed)
         assert sorted(part.num_tokens for part in parts) == [1, 2]
+
+
+def test_a_coefficient_given_goes_before_the_configured_one() -> None:
+    batch, inferred = two_tokens()
+    algo, plain = AlgoConfig(kl_reward_coef=0.1), resolve("x", "reinforce_pp", "policy_gradient")
+    configured, metrics = credit(batch, inferred, plain, replace(algo, whiten_advantages=False))
+    steered, steered_metrics = credit(batch, inferred, plain, algo, 0.5)
+    assert (metrics["kl/coef"], steered_metrics["kl/coef"]) == (0.1, 0.5)
+    # k1 of .2 and .4, before the penalty
+    assert metrics["kl/sampled"] == pytest.approx(0.3)
+    assert configured.advantages.isfinite().all()
+    unpenalised, _ = credit(batch, inferred, plain, algo, 0.0)
+    assert unpenalised.advantages.tolist() == [[0, 0, 0]]  # both tokens earn 1: no deviation
+    assert steered.advantages[0, 1] < 0 < steered.advantages[0, 2]
+
+
+def test_right_answers_are_those_whose_reward_before_shaping_is_above_the_bar() -> None:
+    batch = batch_of(
+        torch.ones(4, 2, dtype=torch.bool),
+        accuracies=torch.tensor([1.0, 0.5, 0.0, 1.0]),
+        rewards=torch.tensor([-9.0, 9, 9, 9]),
+        scored=torch.tensor([True, True, True, False]),
+    )
+    inferred = Inferred(torch.zeros(4, 2))
+    found, _ = credit(batch, inferred, GRPO, AlgoConfig(positive_nll_coef=0.1, positive_above=0.5))
+    assert found.positive is not None
+    assert found.positive.tolist() == [True, False, False, False]
+    assert found.as_minibatch().num_positive_tokens == 2
+    assert credit(batch, inferred, GRPO, AlgoConfig())[0].positive is None
+
+
+def test_a_truncated_response_counts_in_the_baseline_and_in_no_loss_when_filtered() -> None:
+    rollouts = [make_rollout(stop=StopReason.LENGTH), make_rollout(), make_rollout()]
+    batch = RolloutBatch.from_rollouts(rollouts, scores(3.0, 0.0, 0.0))
+    for filtered, first in ((False, 2.0), (True, 0.0)):
+        algo = AlgoConfig(group_std="none", overlong_filter=filtered)
+        found, _ = credit(batch, Inferred(torch.zeros(3, 4)), GRPO, algo)
+        assert found.advantages[:, 3].tolist() == [first, -1, -1]
+        assert found.as_minibatch().num_tokens == (4 if filtered else 6)

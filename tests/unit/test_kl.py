@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.kl import CAP, KL_ESTIMATORS, kl
+from tandem.platform.kl import CAP, KL_ESTIMATORS, KLController, kl
 
 
 def of(estimator: str, log_ratio: float) -> tuple[float, float]:
@@ -115,3 +115,36 @@ def test_shapes_must_agree() -> None:
     shapes: tuple[Tensor, Tensor] = (torch.zeros(2), torch.zeros(3))
     with pytest.raises(AssertionError, match=r"\(2,\) and \(3,\)"):
         kl(*shapes, "k1")
+
+
+@pytest.mark.parametrize(
+    ("kl_per_token", "samples", "coef"),
+    [
+        (0.02, 1000, 0.5),  # on target
+        (0.021, 1000, 0.5 * 1.005),  # 5 % above: 1 + .05 x .1
+        (0.018, 1000, 0.5 * 0.99),  # 10 % below: 1 - .1 x .1
+        (0.5, 1000, 0.5 * 1.02),  # far above, held at 20 %
+        (0.0, 1000, 0.5 * 0.98),
+        (-0.3, 1000, 0.5 * 0.98),  # k1 may be negative
+        (0.5, 10_000, 0.5 * 1.2),
+        (0.5, 90_000, 0.5 * 1.2),  # never by more than 20 % at once
+        (0.0, 90_000, 0.5 * 0.8),
+    ],
+)
+def test_controller_steers_towards_its_target(kl_per_token: float, samples: int, coef: float) -> None:
+    controller = KLController(0.5, 0.02, 10_000)
+    controller.observe(kl_per_token, samples)
+    assert controller.coef == pytest.approx(coef)
+
+
+def test_controller_compounds() -> None:
+    controller = KLController(1.0, 1.0, 10)
+    for kl_per_token in (2.0, 2.0, 0.0):  # 1.2 x 1.2 x .8
+        controller.observe(kl_per_token, 10)
+    assert controller.coef == pytest.approx(1.152)
+
+
+def test_controller_without_a_target_is_fixed() -> None:
+    controller = KLController(0.5, None, 10)
+    controller.observe(100.0, 10)
+    assert controller.coef == 0.5

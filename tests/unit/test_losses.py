@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.losses import AGGREGATIONS, aggregate, clipped_surrogate, clipped_value_loss, importance_ratio
+from tandem.platform.losses import (
+    AGGREGATIONS,
+    aggregate,
+    clipped_surrogate,
+    clipped_value_loss,
+    clipped_weight,
+    importance_ratio,
+    log_likelihood_loss,
+    sequence_ratio,
+)
 
 
 def surrogate(
@@ -203,3 +212,52 @@ def test_nothing_to_learn_from_is_zero_with_zero_gradient(mode: str) -> None:
 def test_aggregate_refuses_shapes_that_differ() -> None:
     with pytest.raises(AssertionError, match="but mask"):
         total(torch.zeros(1, 2), torch.ones(1, 3, dtype=torch.bool), "token-mean", 1, 1)
+
+
+def test_sequence_ratio_is_the_geometric_mean_with_each_tokens_own_gradient() -> None:
+    # ratios 8, 1, 1 around a gap: s = 2. A row of ratios 1/4 and 1: s = 1/2. An empty row
+    ratios = torch.tensor([[math.nan, 8, 99, 1, 1], [7, 0.25, 1, math.nan, 0], [1, 2, 3, 4, 5]])
+    mask = torch.tensor([[0, 1, 0, 1, 1], [0, 1, 1, 0, 0], [0] * 5], dtype=torch.bool)
+    logprobs = (ratios.log() - 1).requires_grad_()
+    found = sequence_ratio(logprobs, torch.full((3, 5), -1.0), mask)
+    assert torch.allclose(found, torch.tensor([[1, 2, 1, 2, 2], [1, 0.5, 0.5, 1, 1], [1] * 5]))
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    assert torch.allclose(logprobs.grad, torch.tensor([[0, 2, 0, 2, 2], [0, 0.5, 0.5, 0, 0], [0.0] * 5]))
+
+
+@pytest.mark.parametrize(("new", "old"), [(-1e3, -1.0), (-1.0, -1e3), (-math.inf, -1.0), (-1.0, -math.inf)])
+def test_sequence_ratio_far_out_is_finite(new: float, old: float) -> None:
+    logprobs = torch.tensor([[new, -1.0]], requires_grad=True)
+    found = sequence_ratio(logprobs, torch.tensor([[old, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    bound = math.exp(20 if new > old else -20)
+    assert found.tolist() == [[pytest.approx(bound, rel=1e-5)] * 2]
+    assert logprobs.grad is not None
+    assert logprobs.grad.isfinite().all()
+
+
+def test_clipped_weight() -> None:
+    # weights 1.28 (of 5), .8 (of .1), 1: losses -1.28 x 2 x -1, -.8 x -1 x -2, -1 x 3 x -.5
+    logprobs = torch.tensor([[-1.0, -2.0, -0.5]], requires_grad=True)
+    ratio, advantages = torch.tensor([[5, 0.1, 1]], requires_grad=True), torch.tensor([[2.0, -1, 3]])
+    losses, clipped = clipped_weight(logprobs, ratio, advantages, clip_low=0.2, clip_high=0.28)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.allclose(losses, torch.tensor([[2.56, -1.6, 1.5]]))
+    assert clipped.tolist() == [[True, True, False]]
+    assert logprobs.grad is not None
+    assert torch.allclose(logprobs.grad, torch.tensor([[-2.56, 0.8, -3]]))
+    assert ratio.grad is None  # the weight is a constant
+
+
+def test_log_likelihood_loss() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0, -math.inf, -math.inf]], requires_grad=True)
+    losses = log_likelihood_loss(logprobs, torch.tensor([[3.0, -1, 1, 0]]))
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    assert losses[0, :2].tolist() == [3.0, -2.0]
+    assert losses.isfinite().all()
+    assert losses[0, 3].item() == 0
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[-3, 1, 0, 0]]
+    with pytest.raises(AssertionError, match="but weights"):
+        log_likelihood_loss(torch.zeros(1, 2), torch.zeros(1, 3))
