@@ -174,14 +174,19 @@ def train_case(seed: int, bad: float = math.nan) -> tuple[TrainBatch, Tensor, Te
 def rows_of(batch: TrainBatch, entropy: Tensor) -> list[Row]:
     """The rows of a batch for the losses as the reference reads them."""
     found = []
-    for b in range(len(batch)):
-        own = batch.mask[b]
+    for b, own in enumerate(batch.mask):
 
         def numbers(tensor: Tensor | None, row: int = b, own: Tensor = own) -> list[float]:
             return [1.0] * int(own.sum()) if tensor is None else tensor[row][own].tolist()
 
-        columns = (batch.old_logprobs, batch.ref_logprobs, batch.advantages, batch.weights, entropy)
         found.append(
-            Row(*(numbers(column) for column in columns), positive=bool(batch.positive is not None and batch.positive[b]))
+            Row(
+                old=numbers(batch.old_logprobs),
+                ref=numbers(batch.ref_logprobs),
+                advantages=numbers(batch.advantages),
+                weights=numbers(batch.weights),
+                entropy=numbers(entropy),
+                positive=bool(batch.positive is not None and batch.positive[b]),
+            )
         )
     return found

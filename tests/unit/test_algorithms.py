@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
-from tandem.platform.config import AlgoConfig, Config, settings
+from tandem.platform.config import Config, settings
+from tandem.platform.config_algo import AlgoConfig
 
 
 def test_records() -> None:

@@ -12,7 +12,8 @@ from unit_batches import batch_of, make_rollout, poison, random_mask, scores
 
 from tandem.platform.algorithms import resolve
 from tandem.platform.batch import Inferred, RolloutBatch, StopReason, TrainBatch, Values
-from tandem.platform.config import AlgoConfig, TrainConfig
+from tandem.platform.config import TrainConfig
+from tandem.platform.config_algo import AlgoConfig
 from tandem.platform.credit import credit, epochs, penalised_rewards
 
 PPO, GRPO = resolve("ppo", "gae", "clipped_surrogate"), resolve("grpo", "grpo", "clipped_surrogate")

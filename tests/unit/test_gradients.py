@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,12 +67,10 @@ def test_the_gradient_of_k2_is_that_of_the_exact_kl() -> None:
 
 
 def descent(
-    name: str, ratios: list[float], advantages: list[float], *, mode: str = "seq-mean-token-sum", **numbers: float | None
+    name: str, ratios: list[float], advantages: list[float], *, mode: str = "seq-mean-token-sum", **numbers: Any
 ) -> tuple[float, list[float], float]:
     """(loss, its derivatives with respect to the new log-probs, share of clipped tokens) of one response."""
-    algo = AlgoConfig(clip_ratio_low=0.2, clip_ratio_high=0.28, loss_aggregation=mode)
-    for key, value in numbers.items():
-        setattr(algo, key, value)
+    algo = AlgoConfig(clip_ratio_low=0.2, clip_ratio_high=0.28, loss_aggregation=mode, **numbers)
     mask = torch.tensor([[False] + [True] * len(ratios)])
     old = torch.full(mask.shape, -2.0)
     batch = TrainBatch(batch_of(mask), old, torch.tensor([[0.0, *advantages]])).as_minibatch()

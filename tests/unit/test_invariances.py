@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from algo_cases import BAD, ROWS, SETTINGS, VARIANTS, WIDTH, Case, random_case, widened
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from unit_batches import batch_of, make_rollout
@@ -20,7 +20,7 @@ from tandem.platform.credit import credit, penalised_rewards
 
 SEEDS = st.integers(0, 10_000)
 GROUPED = [name for name, estimator in ESTIMATORS.items() if estimator.min_group > 1]
-some_examples = settings(max_examples=12, deadline=None)
+some_examples = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 everything = pytest.mark.parametrize(("name", "variant"), VARIANTS)
 
 
@@ -67,10 +67,11 @@ def test_twenty_more_columns_of_padding_change_nothing(name: str, variant: int, 
 
 
 @everything
-@given(seed=SEEDS, order=st.permutations(range(ROWS)))
+@given(seed=SEEDS)
 @some_examples
-def test_rows_in_another_order_give_the_same_in_that_order(name: str, variant: int, seed: int, order: list[int]) -> None:
+def test_rows_in_another_order_give_the_same_in_that_order(name: str, variant: int, seed: int) -> None:
     algo, case = settings_of(name, variant), random_case(seed)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
     plain, moved = credited(case, name, algo), credited(case.select(order), name, algo)
     assert torch.allclose(moved[0], plain[0][order], atol=1e-5)
     assert torch.allclose(moved[1], plain[1][order], atol=1e-5)

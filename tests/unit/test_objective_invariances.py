@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from algo_cases import BAD, LONGEST, ROWS, WIDTH, train_case
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from unit_batches import batch_of
 
@@ -108,10 +106,10 @@ def test_ranks_give_the_gradient_of_the_whole_even_one_without_a_token(name: str
 
 @every_objective
 @every_mode
-@given(order=st.permutations(range(ROWS)), seed=st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
-def test_order_of_rows_does_not_matter(name: str, mode: str, order: list[int], seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_order_of_rows_does_not_matter(name: str, mode: str, seed: int) -> None:
     algo, policy = AlgoConfig(**ALL_TERMS, loss_aggregation=mode), Policy(seed)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
     whole, loss = policy.gradient([policy.batch], name, algo)
     moved, moved_loss = policy.gradient([policy.batch.select(order)], name, algo)
     assert torch.allclose(moved, whole, atol=1e-5)

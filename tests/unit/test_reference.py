@@ -153,14 +153,10 @@ def test_value_objective_is_that_of_the_papers(mode: str, bound: float | None) -
         output = value_objective(values, batch, value_clip=bound, aggregation=mode, max_tokens=LONGEST)
         assert batch.old_values is not None
         assert batch.returns is not None
-        columns = [values, batch.old_values, batch.returns]
-        rows = [
-            [
-                reference_losses.value_loss(*numbers, bound)
-                for numbers in zip(*(c[b][own].tolist() for c in columns), strict=True)
-            ]
-            for b, own in enumerate(batch.mask)
-        ]
+        rows = []
+        for b, own in enumerate(batch.mask):
+            new, old, target = (column[b][own].tolist() for column in (values, batch.old_values, batch.returns))
+            rows.append([reference_losses.value_loss(*token, bound) for token in zip(new, old, target, strict=True)])
         assert output.loss.item() == pytest.approx(reference_losses.aggregate(rows, mode, LONGEST), rel=1e-5)
 
 

@@ -44,7 +44,8 @@ def test_running_moments_do_not_depend_on_how_numbers_arrive() -> None:
         moments = RunningMoments()
         for cut in cuts:
             moments.add([float(number) for number in cut])
-        assert (moments.count, moments.mean) == (5, pytest.approx(4))
+        assert moments.count == 5
+        assert moments.mean == pytest.approx(4)
         assert moments.std == pytest.approx(math.sqrt(10))
 
 
