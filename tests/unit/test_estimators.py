@@ -14,6 +14,7 @@ from tandem.platform.advantages import (
     against_greedy,
     batch_relative,
     gae,
+    group_relative,
     leave_one_out,
     length_adaptive_lambda,
     length_weighted,
@@ -52,6 +53,14 @@ def test_leave_one_out_leaves_out_what_was_not_scored() -> None:
     found = leave_one_out(torch.tensor([1.0, math.nan, 0, 0.5]), torch.zeros(4), bools(1, 0, 1, 1))
     # means of the others: .25, -, .75, .5
     assert found.tolist() == [0.75, 0, -0.75, 0]
+
+
+def test_rewards_far_from_zero_keep_their_digits() -> None:
+    # mean 4096 + 1/3; in float32 it would be off by 1e-4
+    scores, ones = torch.tensor([4097.0, 4096, 4096]), bools(1, 1, 1)
+    assert np.allclose(group_relative(scores, torch.zeros(3), ones, group_std="none"), [2 / 3, -1 / 3, -1 / 3], atol=1e-6)
+    assert np.allclose(leave_one_out(scores, torch.zeros(3), ones), [1, -0.5, -0.5], atol=1e-6)
+    assert np.allclose(batch_relative(scores, ones), [2 / 3, -1 / 3, -1 / 3], atol=1e-6)
 
 
 def test_batch_relative() -> None:
