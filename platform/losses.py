@@ -56,9 +56,10 @@ def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tens
     response has one advantage), https://arxiv.org/abs/2507.18071
     """
     ratios = masked_fill_zero(log_ratio(logprobs, old_logprobs), mask)
-    means = ratios.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    means = (ratios.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)).detach()
     own = masked_fill_zero(logprobs.float().clamp(min=LEAST), mask)
-    whole = means.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * (own - own.detach()).exp()
+    gradient = torch.where(means.abs() <= LOG_RATIO_LIMIT, own - own.detach(), 0.0)  # as in `importance_ratio`
+    whole = means.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * gradient.exp()
     return torch.where(mask, whole, torch.ones_like(whole))
 
 

@@ -261,3 +261,12 @@ def test_log_likelihood_loss() -> None:
     assert logprobs.grad.tolist() == [[-3, 1, 0, 0]]
     with pytest.raises(AssertionError, match="but weights"):
         log_likelihood_loss(torch.zeros(1, 2), torch.zeros(1, 3))
+
+
+def test_sequence_ratio_far_out_has_no_gradient() -> None:
+    logprobs = torch.full((1, 3), -1.0, requires_grad=True)
+    ratio = sequence_ratio(logprobs, torch.full((1, 3), -100.0), torch.ones(1, 3, dtype=torch.bool))
+    ratio.sum().backward()
+    assert torch.allclose(ratio.detach(), torch.full((1, 3), math.exp(20.0)))
+    assert logprobs.grad is not None
+    assert not logprobs.grad.any()
