@@ -144,9 +144,9 @@ class Driver:
 
     def _advance(self, described: Metrics) -> None:
         """What the next step starts from."""
-        if "kl/sampled" in described:
-            self.kl_controller.observe(described["kl/sampled"], self.config.samples_per_step)
-        if self.critic_ready:
+        if self.critic_ready:  # a policy that is held still has a KL that says nothing of the coefficient
+            if "kl/sampled" in described:
+                self.kl_controller.observe(described["kl/sampled"], self.config.samples_per_step)
             self.version += 1
             self._publish()
 

@@ -126,6 +126,12 @@ def test_the_kl_coefficient_is_steered_and_reported() -> None:
     assert [result.metrics["kl/sampled"] for _, result in run.steps] == [0.0] * 3
 
 
+def test_the_kl_coefficient_stands_still_while_only_the_critic_learns() -> None:
+    run = make("gae", steps=4, warmup=2, kl_reward=0.1, kl_target=1.0)
+    run.driver.run()
+    assert [result.metrics["kl/coef"] for _, result in run.steps] == pytest.approx([0.1, 0.1, 0.1, 0.09])
+
+
 def test_without_a_token_to_train_on_nothing_is_updated() -> None:
     run = make("grpo", steps=1)
     run.driver.config.algo.overlong_filter = True
