@@ -38,14 +38,14 @@ def credit(
     In this order: KL penalty with `kl_coef` (`algo.kl_reward_coef` unless given), estimator, masks (muted samples, overlong
     filter, correction), whitening over the tokens that remain. What is masked here has counted in its group's baseline.
 
-    Metrics: with a reference `kl/sampled` (nats per token, by `algo.kl_reward_estimator`) and `kl/coef`, with a correction
-    `correction/*`.
+    Metrics: with a reference `kl/sampled` (nats per token, by `algo.kl_reward_estimator`, over the tokens of all scored
+    samples, masked or not) and `kl/coef`, with a correction `correction/*`.
     """
     kl_coef = algo.kl_reward_coef if kl_coef is None else kl_coef
     given = algorithm.estimator.advantages(penalised_rewards(batch, inferred, algo, kl_coef), inferred.values, algo)
+    weights, metrics = None, _kl_metrics(batch, inferred, algo, kl_coef)
     muted = batch.muted | batch.truncated if algo.overlong_filter else batch.muted
     batch = replace(batch, muted=muted, response_mask=batch.response_mask & ~muted[:, None])
-    weights, metrics = None, _kl_metrics(batch, inferred, algo, kl_coef)
     if algo.correction != "none":
         found = correct(inferred.old_logprobs, batch.rollout_logprobs, batch.response_mask, algo)
         weights, metrics = found.weights, {**metrics, **found.metrics}
@@ -68,9 +68,11 @@ def credit(
 def _kl_metrics(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig, coef: float) -> Metrics:
     if inferred.ref_logprobs is None:
         return {}
-    estimate = kl(inferred.old_logprobs, inferred.ref_logprobs, algo.kl_reward_estimator)
-    sampled = masked_mean(estimate, batch.response_mask)
-    return {"kl/sampled": float(sampled), "kl/coef": coef or algo.kl_loss_coef}
+    metrics = {"kl/coef": coef or algo.kl_loss_coef}
+    if batch.response_mask.any():
+        estimate = kl(inferred.old_logprobs, inferred.ref_logprobs, algo.kl_reward_estimator)
+        metrics["kl/sampled"] = float(masked_mean(estimate, batch.response_mask))
+    return metrics
 
 
 def epochs(batch: TrainBatch, train: TrainConfig, seed: int) -> Iterator[list[TrainBatch]]:

@@ -201,6 +201,21 @@ def test_a_coefficient_given_goes_before_the_configured_one() -> None:
     assert steered.advantages[0, 1] < 0 < steered.advantages[0, 2]
 
 
+def test_the_kl_at_sampling_is_that_of_all_samples_masked_or_not() -> None:
+    batch, inferred = two_tokens()
+    cut = replace(batch, truncated=torch.tensor([True]))
+    found, metrics = credit(cut, inferred, GRPO, AlgoConfig(kl_reward_coef=0.1, overlong_filter=True))
+    assert not found.mask.any()
+    assert metrics["kl/sampled"] == pytest.approx(0.3)
+
+
+def test_without_a_sampled_token_there_is_no_kl() -> None:
+    batch, inferred = two_tokens()
+    unscored = replace(batch, response_mask=torch.zeros_like(batch.response_mask), scored=torch.tensor([False]))
+    _, metrics = credit(unscored, inferred, GRPO, AlgoConfig(kl_reward_coef=0.1))
+    assert metrics == {"kl/coef": 0.1}
+
+
 def test_right_answers_are_those_whose_reward_before_shaping_is_above_the_bar() -> None:
     batch = batch_of(
         torch.ones(4, 2, dtype=torch.bool),
