@@ -94,7 +94,7 @@ class Driver:
             with self.spans.span("update"):
                 updated, unmoved = self._update(batch, described)
             with self.spans.span("publish"):
-                lag = measure.policy_lag_metrics(batch, self.version)
+                lag = measure.policy_lag_metrics(collected.batch, inferred.old_logprobs, self.version)
                 self._advance(described)
         metrics = {**self._describe(collected, batch), **described, **updated, **lag}
         return StepResult(metrics, collected, batch, unmoved, time.time())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tandem.platform.batch import Rollout, Score, TrainBatch
+from tandem.platform.batch import Rollout, RolloutBatch, Score, TrainBatch
 from tandem.platform.collector import Collected, samples_in
 from tandem.platform.logprobs import log_ratio
 from tandem.platform.masked import masked_mean
@@ -104,12 +104,15 @@ def sample_metrics(collected: Collected, mask: Tensor) -> Metrics:
     return metrics
 
 
-def policy_lag_metrics(batch: TrainBatch, version: int) -> Metrics:
-    """How far the sampler was from the policy that learns: in log-probs, and in versions."""
-    gap = log_ratio(batch.old_logprobs, batch.rollout.rollout_logprobs).abs()
+def policy_lag_metrics(batch: RolloutBatch, old_logprobs: Tensor, version: int) -> Metrics:
+    """How far the sampler was from the policy that learns: in log-probs, and in versions.
+
+    Over the batch as it was sampled: a correction that masks the widest gaps out of the losses must not hide them.
+    """
+    gap = log_ratio(old_logprobs, batch.rollout_logprobs).abs()
     return {
-        "rollout/logprob_gap": float(masked_mean(gap, batch.mask)),
-        "rollout/staleness_mean": float((version - batch.rollout.policy_version).double().mean()),
+        "rollout/logprob_gap": float(masked_mean(gap, batch.response_mask)),
+        "rollout/staleness_mean": float((version - batch.policy_version).double().mean()),
     }
 
 

@@ -142,6 +142,15 @@ def test_without_a_token_to_train_on_nothing_is_updated() -> None:
     assert run.steps[0][1].metrics["samples/filtered"] == 4
 
 
+def test_a_correction_does_not_hide_the_gap_that_it_masks() -> None:
+    run = make("grpo", steps=1)
+    run.driver.config.algo.correction = "mask"
+    run.actor.logprobs = lambda batch: batch.rollout_logprobs - 2.0  # type: ignore[method-assign]
+    run.driver.run()
+    metrics = run.steps[0][1].metrics
+    assert (metrics["correction/masked_frac"], metrics["rollout/logprob_gap"]) == (1, 2)
+
+
 def test_warm_up_of_a_critic_that_does_not_exist_is_nothing() -> None:
     run = make("grpo", steps=1, warmup=2)
     run.driver.run()

@@ -153,8 +153,7 @@ def lagging() -> TrainBatch:
 def test_policy_lag(bad: float) -> None:
     batch = lagging()
     rollout = replace(batch.rollout, rollout_logprobs=poison(batch.rollout.rollout_logprobs, MASK, bad))
-    poisoned = replace(batch, rollout=rollout, old_logprobs=poison(batch.old_logprobs, MASK, -bad))
-    found = policy_lag_metrics(poisoned, version=5)
+    found = policy_lag_metrics(rollout, poison(batch.old_logprobs, MASK, -bad), version=5)
     assert found == {"rollout/logprob_gap": 0.5, "rollout/staleness_mean": 1.5}
 
 
