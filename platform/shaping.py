@@ -73,6 +73,8 @@ class RewardShaper:
     def __init__(self, config: RewardConfig, max_tokens: int) -> None:
         self._config, self._max_tokens = config, max_tokens
         self._buffer = overlong_buffer(config, max_tokens)
+        bounded = config.clip is not None or config.overlong_penalty > 0
+        self._is_on = bounded or config.normalize != "none" or config.scale != 1
         self.moments = RunningMoments()
 
     def observe(self, scores: Sequence[Score]) -> None:
@@ -81,7 +83,12 @@ class RewardShaper:
             self.moments.add([score.reward for score in scores if score.reward is not None])
 
     def shape(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
-        """The scores with shaped rewards; `raw` keeps the reward as the functions gave it. Unscored samples stay so."""
+        """The scores with shaped rewards; `raw` keeps the reward as the functions gave it. Unscored samples stay so.
+
+        With all of it off, the scores as they are.
+        """
+        if not self._is_on:
+            return list(scores)
         return [self._shape(rollout, score) for rollout, score in zip(rollouts, scores, strict=True)]
 
     def _shape(self, rollout: Rollout, score: Score) -> Score:

@@ -11,10 +11,11 @@ from unit_batches import make_rollout
 from tandem.platform.algorithms import resolve
 from tandem.platform.batch import Prompt, Rollout, Score
 from tandem.platform.collector import Collected, Collector, NoSignal
-from tandem.platform.config import Config
+from tandem.platform.config import Config, RewardConfig
 from tandem.platform.data import DataOrder, Row
 from tandem.platform.prompts import EncodedRow
 from tandem.platform.protocols import Roles, Sampling
+from tandem.platform.shaping import RewardShaper
 from tandem.platform.source import PromptSource
 from tandem.platform.spans import Spans
 
@@ -134,7 +135,7 @@ def test_a_constant_group_carries_no_signal_whatever_its_rounding(reward: float)
 @pytest.mark.parametrize(("metric", "expected"), [("accuracy", [1, 2]), ("reward", [0, 1])])
 def test_signal_is_judged_before_or_after_shaping(metric: str, expected: list[int]) -> None:
     collector, roles = make({0: (1.0, 1.0)}, metric=metric)
-    collector.shaper._config.overlong_penalty, collector.shaper._max_tokens, collector.shaper._buffer = 1.0, 2, 1
+    collector.shaper = RewardShaper(RewardConfig(overlong_penalty=1.0, overlong_buffer_tokens=1), 2)
 
     def submit(prompts: Sequence[Prompt], sampling: Sampling) -> Any:
         """The second sample of each prompt reaches the limit of two tokens, the first ends before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from unit_batches import make_rollout
@@ -73,9 +74,13 @@ def shaped(config: RewardConfig, score: Score, tokens: int = 2, seen: tuple[floa
 
 def test_shaping_is_off_by_default() -> None:
     score = Score(3.0, {"a": 3.0}, steps={0: 1.0, 1: 2.0})
-    found = shaped(RewardConfig(), score, tokens=LONGEST, seen=(1, 2, 5))
-    assert (found.reward, found.parts, found.steps) == (3.0, {"a": 3.0}, {0: 1.0, 1: 2.0})
-    assert found.accuracy == 3.0
+    assert shaped(RewardConfig(), score, tokens=LONGEST, seen=(1, 2, 5)) == score
+    assert score.raw is None
+
+
+@pytest.mark.parametrize("values", [{"normalize": "std"}, {"scale": 2.0}, {"clip": 5.0}, {"overlong_penalty": 1.0}])
+def test_any_shaping_keeps_the_reward_before_it(values: dict[str, Any]) -> None:
+    assert shaped(RewardConfig(**values), Score(3.0)).raw == 3.0
 
 
 def test_an_unscored_sample_stays_unscored_and_is_not_observed() -> None:
