@@ -13,9 +13,10 @@ def algo_problems(config: Config, algorithm: Algorithm, given: Collection[str]) 
     """What cannot work, each with what to set."""
     algo = config.algo
     if algo.kl_loss_coef > 0 and (algo.kl_loss_gradient or algo.kl_loss_estimator) == "k1":
+        key = "algo.kl_loss_gradient" if algo.kl_loss_gradient else "algo.kl_loss_estimator"
         yield (
-            "algo.kl_loss_estimator=k1: as a loss its expected gradient is zero, so it would pull nowhere. "
-            "Set k2 (gradient of KL(policy || reference)) or k3, or keep its value and set algo.kl_loss_gradient=k2"
+            f"{key}=k1: as a loss its expected gradient is zero, so it would pull nowhere. "
+            "Set k2 (gradient of KL(policy || reference)) or k3, or keep k1 for the value and set algo.kl_loss_gradient=k2"
         )
     if algo.lam_policy is not None and algo.lam_length_alpha is not None:
         both = f"algo.lam_policy={algo.lam_policy:g} and algo.lam_length_alpha={algo.lam_length_alpha:g}"
@@ -86,6 +87,24 @@ def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
             f"rollout.max_staleness={rollout.max_staleness}: samples lag behind the policy and nothing corrects for it. "
             "Set algo.correction=truncate"
         )
+    if algo.kl_stop is not None and config.train.epochs_per_batch == 1:
+        yield f"algo.kl_stop={algo.kl_stop:g} never acts: with train.epochs_per_batch=1 no epoch comes later"
+    if algo.dynamic_sampling and algo.dynamic_surplus == "keep" and algo.correction == "none":
+        yield (
+            "algo.dynamic_surplus=keep: groups kept for the next step lag behind the policy and nothing corrects for it. "
+            "Set algo.correction=truncate"
+        )
+    if config.reward.overlong_penalty > 0 and overlong_buffer(config.reward, rollout.max_response_tokens) == 0:
+        yield (
+            f"reward.overlong_penalty={config.reward.overlong_penalty:g} never acts: with a buffer of 0 tokens it begins "
+            f"beyond rollout.max_response_tokens={rollout.max_response_tokens} tokens, where no response ends. "
+            "Set reward.overlong_buffer_tokens=1 or more"
+        )
+    if ESTIMATORS[config.adv_estimator].whitens and "algo.whiten_advantages" in given and not algo.whiten_advantages:
+        yield (
+            f"algo.whiten_advantages=false is not read: adv_estimator={config.adv_estimator} whitens by definition. "
+            "Remove it, or change adv_estimator"
+        )
     for switch, on, names in _switches(config):
         for key in sorted(key for key in given if not on and key.startswith(names)):
             yield f"{key} is set, but {switch} is off"
@@ -102,5 +121,7 @@ def _switches(config: Config) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
     yield "algo.dynamic_sampling", algo.dynamic_sampling, ("algo.dynamic_metric", "algo.dynamic_max_rounds")
     yield "algo.dynamic_sampling", algo.dynamic_sampling, ("algo.dynamic_at_cap", "algo.dynamic_surplus")
     yield "algo.positive_nll_coef", algo.positive_nll_coef > 0, ("algo.positive_above",)
+    yield "reward.function", config.reward.function is not None, ("reward.function_weight",)
+    yield "reward.model", config.reward.model is not None, ("reward.model_weight",)
     yield "reward.overlong_penalty", config.reward.overlong_penalty > 0, ("reward.overlong_buffer_tokens",)
     yield "critic.warmup_steps", config.critic.warmup_steps > 0, ("critic.warmup_until",)

@@ -30,7 +30,8 @@ from tandem.platform.validate import validate
             ["reward.overlong_buffer_tokens=33 tokens", "rollout.max_response_tokens=32 tokens"],
         ),
         ({"critic__head": "score"}, ["critic.head=score", "critic.path"]),
-        ({"algo__kl_loss_coef": 0.1, "algo__kl_loss_gradient": "k1"}, ["expected gradient is zero"]),
+        ({"algo__kl_loss_coef": 0.1, "algo__kl_loss_gradient": "k1"}, ["algo.kl_loss_gradient=k1: as a loss"]),
+        ({"algo__kl_loss_coef": 0.1, "algo__kl_loss_estimator": "k1"}, ["algo.kl_loss_estimator=k1: as a loss"]),
     ],
 )
 def test_refused(values: dict[str, Any], words: list[str]) -> None:
@@ -77,6 +78,8 @@ def test_a_setting_that_the_chosen_part_does_not_read_is_refused(given: str, val
         ("algo.correction_level", "algo.correction"),
         ("algo.dynamic_at_cap", "algo.dynamic_sampling"),
         ("algo.positive_above", "algo.positive_nll_coef"),
+        ("reward.function_weight", "reward.function"),
+        ("reward.model_weight", "reward.model"),
         ("reward.overlong_buffer_tokens", "reward.overlong_penalty"),
         ("critic.warmup_until", "critic.warmup_steps"),
     ],
@@ -92,8 +95,18 @@ def test_a_setting_of_what_is_off_is_warned_of(given: str, switch: str) -> None:
         ({"rollout__max_staleness": 1}, "Set algo.correction=truncate"),
         ({"adv_estimator": "opo", "train__minibatches": 2}, "adv_estimator=opo is meant for one"),
         ({"algo__policy_loss": "policy_gradient", "train__epochs_per_batch": 2}, "policy_gradient is meant for one"),
+        ({"algo__dynamic_sampling": True, "algo__dynamic_surplus": "keep"}, "Set algo.correction=truncate"),
+        ({"algo__kl_stop": 0.1}, "with train.epochs_per_batch=1"),
+        ({"reward__overlong_penalty": 1.0, "reward__overlong_buffer_tokens": 0}, "never acts"),
+        ({"reward__overlong_penalty": 1.0, "rollout__max_response_tokens": 4}, "rollout.max_response_tokens=4 tokens"),
     ],
 )
 def test_warned_of(values: dict[str, Any], words: str) -> None:
     [warning] = validate(config(**values))
     assert words in warning
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_pp", "reinforce_pp_baseline", "grpo"])
+def test_whitening_that_belongs_to_the_estimator_cannot_be_turned_off(estimator: str) -> None:
+    warnings = validate(config(adv_estimator=estimator, algo__whiten_advantages=False), ["algo.whiten_advantages"])
+    assert [f"adv_estimator={estimator} whitens" in warning for warning in warnings] == [True] * (estimator != "grpo")
