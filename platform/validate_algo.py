@@ -87,17 +87,37 @@ def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
             f"rollout.max_staleness={rollout.max_staleness}: samples lag behind the policy and nothing corrects for it. "
             "Set algo.correction=truncate"
         )
-    if algo.kl_stop is not None and config.train.epochs_per_batch == 1:
-        yield f"algo.kl_stop={algo.kl_stop:g} never acts: with train.epochs_per_batch=1 no epoch comes later"
     if algo.dynamic_sampling and algo.dynamic_surplus == "keep" and algo.correction == "none":
         yield (
             "algo.dynamic_surplus=keep: groups kept for the next step lag behind the policy and nothing corrects for it. "
             "Set algo.correction=truncate"
         )
-    if config.reward.overlong_penalty > 0 and overlong_buffer(config.reward, rollout.max_response_tokens) == 0:
+    yield from _on_the_last_step(config)
+    yield from _without_effect(config, given)
+
+
+def _on_the_last_step(config: Config) -> Iterator[str]:
+    """What changes the reward of a whole response where its steps are compared."""
+    whole = {
+        f"reward.clip={config.reward.clip}": config.reward.clip is not None,
+        "reward.normalize=mean_std": config.reward.normalize == "mean_std",
+    }
+    for key in (key for key, on in whole.items() if on and ESTIMATORS[config.adv_estimator].rewards_steps):
+        yield (
+            f"{key} changes the reward of a whole response, and the change lands on its last step, which "
+            f"adv_estimator={config.adv_estimator} compares with the other steps. Use reward.normalize=std or reward.scale"
+        )
+
+
+def _without_effect(config: Config, given: Collection[str]) -> Iterator[str]:
+    """Settings that are read and cannot act, or are not read."""
+    algo, longest = config.algo, config.rollout.max_response_tokens
+    if algo.kl_stop is not None and config.train.epochs_per_batch == 1:
+        yield f"algo.kl_stop={algo.kl_stop:g} never acts: with train.epochs_per_batch=1 no epoch comes later"
+    if config.reward.overlong_penalty > 0 and overlong_buffer(config.reward, longest) == 0:
         yield (
             f"reward.overlong_penalty={config.reward.overlong_penalty:g} never acts: with a buffer of 0 tokens it begins "
-            f"beyond rollout.max_response_tokens={rollout.max_response_tokens} tokens, where no response ends. "
+            f"beyond rollout.max_response_tokens={longest} tokens, where no response ends. "
             "Set reward.overlong_buffer_tokens=1 or more"
         )
     if ESTIMATORS[config.adv_estimator].whitens and "algo.whiten_advantages" in given and not algo.whiten_advantages:

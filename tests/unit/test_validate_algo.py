@@ -96,6 +96,8 @@ def test_a_setting_of_what_is_off_is_warned_of(given: str, switch: str) -> None:
         ({"adv_estimator": "opo", "train__minibatches": 2}, "adv_estimator=opo is meant for one"),
         ({"algo__policy_loss": "policy_gradient", "train__epochs_per_batch": 2}, "policy_gradient is meant for one"),
         ({"algo__dynamic_sampling": True, "algo__dynamic_surplus": "keep"}, "Set algo.correction=truncate"),
+        ({"adv_estimator": "grpo_process", "reward__clip": 1.0}, "reward.clip=1.0 changes the reward of a whole response"),
+        ({"adv_estimator": "grpo_process", "reward__normalize": "mean_std"}, "lands on its last step"),
         ({"algo__kl_stop": 0.1}, "with train.epochs_per_batch=1"),
         ({"reward__overlong_penalty": 1.0, "reward__overlong_buffer_tokens": 0}, "never acts"),
         ({"reward__overlong_penalty": 1.0, "rollout__max_response_tokens": 4}, "rollout.max_response_tokens=4 tokens"),
