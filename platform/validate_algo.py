@@ -136,7 +136,7 @@ def _switches(config: Config) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
     yield "algo.kl_reward_coef", algo.kl_reward_coef > 0, ("algo.kl_reward_estimator",)
     yield "algo.kl_target", algo.kl_target is not None, ("algo.kl_horizon",)
     yield "algo.kl_loss_coef", algo.kl_loss_coef > 0, ("algo.kl_loss_estimator", "algo.kl_loss_gradient")
-    yield "algo.correction", algo.correction != "none", ("algo.correction_",)
+    yield "algo.correction", algo.correction != "none", ("algo.correction_level", "algo.correction_max")
     yield "algo.correction=mask", algo.correction == "mask", ("algo.correction_min",)
     yield "algo.dynamic_sampling", algo.dynamic_sampling, ("algo.dynamic_metric", "algo.dynamic_max_rounds")
     yield "algo.dynamic_sampling", algo.dynamic_sampling, ("algo.dynamic_at_cap", "algo.dynamic_surplus")

@@ -76,6 +76,7 @@ def test_a_setting_that_the_chosen_part_does_not_read_is_refused(given: str, val
         ("algo.kl_horizon", "algo.kl_target"),
         ("algo.kl_loss_gradient", "algo.kl_loss_coef"),
         ("algo.correction_level", "algo.correction"),
+        ("algo.correction_min", "algo.correction=mask"),
         ("algo.dynamic_at_cap", "algo.dynamic_sampling"),
         ("algo.positive_above", "algo.positive_nll_coef"),
         ("reward.function_weight", "reward.function"),
