@@ -2,7 +2,8 @@
 
 An algorithm is a record: which estimator gives its advantages and which objective its policy follows. Numbers live in
 `conf/algo/*.yaml`. To add one: write the estimator or the loss as a pure function in `advantages.py` or `losses.py`, add a
-line to a dict below, and a YAML file with its numbers. Nothing else mentions it: the loop asks the record what it needs.
+line to a dict below, its name to the choices in `config.py` or `config_algo.py`, and a YAML file with its numbers. Nothing
+else mentions it: the loop asks the record what it needs.
 `ALGORITHMS.md` has the formulas.
 """
 

@@ -71,7 +71,7 @@ class KLController:
     """The coefficient of the KL penalty in the reward: fixed, or steered towards a KL.
 
         error = clip(KL / target - 1, -0.2, 0.2)
-        coef  = coef * (1 + error * samples / horizon)
+        coef  = coef * (1 + error * min(samples / horizon, 1))
 
     Ziegler et al., Fine-Tuning Language Models from Human Preferences, section 2.2, https://arxiv.org/abs/1909.08593
     (there KL is summed over a response; here, as in `policy/kl`, it is the mean over tokens).
