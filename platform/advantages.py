@@ -202,13 +202,6 @@ def is_constant(values: Tensor) -> bool:
     return len(values) < 2 or bool(values.max() == values.min())
 
 
-def zero_std_groups(scores: Tensor, group_ids: Tensor, scored: Tensor) -> tuple[int, int]:
-    """(groups that carry no signal, groups): those whose scored samples are fewer than two or all equal."""
-    groups = set(group_ids.tolist())
-    silent = sum(is_constant(scores[(group_ids == group) & scored]) for group in groups)
-    return silent, len(groups)
-
-
 def _groups(scores: Tensor, group_ids: Tensor, scored: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """(which samples, their scores in float64) of every group that carries signal."""
     assert scores.shape == group_ids.shape == scored.shape, "scores, group_ids and scored differ in shape"

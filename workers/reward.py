@@ -19,6 +19,7 @@ from tandem.workers.sandbox import RewardPool
 if TYPE_CHECKING:
     from tandem.workers.reward_model import RewardModel
 
+LARGEST = float(torch.finfo(torch.float32).max)
 MODEL = "model"  # the reward model's part of a score
 
 
@@ -92,8 +93,10 @@ class RewardWorker:
         if problems:
             return Score(reward=None, parts=parts, problem=problems[0])
         reward = sum(self._weights[name] * value for name, value in parts.items() if value is not None)
-        if not math.isfinite(reward):
-            raise RewardError(f"the weighted reward of {where} is infinite; its parts are {parts}")
+        if not abs(reward) <= LARGEST:
+            raise RewardError(
+                f"the weighted reward of {where} is infinite, or too large for float32; its parts are {parts}"
+            )
         return Score(reward=reward, parts=parts, steps=self._steps(outcomes, token_ends))
 
     def _steps(self, outcomes: Mapping[str, Outcome], token_ends: Sequence[int]) -> dict[int, float]:

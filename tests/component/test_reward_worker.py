@@ -173,9 +173,10 @@ def test_what_is_no_reward_stops(make: Callable[..., RewardWorker], functions: s
     assert worker.score([rollout("a")])[0].reward == 0.5
 
 
-def test_a_weighted_reward_must_be_finite(make: Callable[..., RewardWorker]) -> None:
-    with pytest.raises(RewardError, match="is infinite"):
-        make(functions={"exact_match": 1e308, "last_number": 1e308}).score([rollout("7")])
+@pytest.mark.parametrize("weights", [{"exact_match": 1e308, "last_number": 1e308}, {"exact_match": 1e39}])
+def test_a_weighted_reward_must_be_finite_in_float32(make: Callable[..., RewardWorker], weights: dict[str, float]) -> None:
+    with pytest.raises(RewardError, match="is infinite in float32"):
+        make(functions=weights).score([rollout("7")])
 
 
 # Start and end

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from unit_batches import poison, random_mask
 
-from tandem.platform.advantages import gae, group_relative, outcomes, zero_std_groups
+from tandem.platform.advantages import gae, group_relative, outcomes
 
 BAD = [math.nan, math.inf, -math.inf, 100.0]
 
@@ -177,7 +177,6 @@ def test_group_advantages_do_not_depend_on_the_scale_of_rewards_beyond_eps() -> 
 @pytest.mark.parametrize("group_std", ["sample", "population", "none"])
 def test_constant_group_is_exactly_zero(reward: float, group_std: str) -> None:
     assert relative([reward] * 8, group_std=group_std).tolist() == [0.0] * 8
-    assert zero_std_groups(torch.tensor([reward] * 8), torch.zeros(8), torch.ones(8, dtype=torch.bool)) == (1, 1)
 
 
 def test_nearly_constant_group_is_computed_without_cancellation() -> None:
@@ -233,7 +232,6 @@ def test_unscored_nan_does_not_spread() -> None:
 @pytest.mark.parametrize("scored", [[False, False, False, True], [False] * 4])
 def test_group_of_one_or_none_scored_is_zero(scored: list[bool]) -> None:
     assert relative([0, 0, 0, 1], scored=scored).tolist() == [0] * 4
-    assert zero_std_groups(torch.tensor([0, 0, 0, 1.0]), torch.zeros(4), torch.tensor(scored)) == (1, 1)
 
 
 @pytest.mark.parametrize("group_std", ["sample", "population", "none"])
@@ -249,11 +247,3 @@ def test_unknown_group_std_is_not_guessed() -> None:
 def test_group_relative_refuses_shapes_that_differ() -> None:
     with pytest.raises(AssertionError, match="differ in shape"):
         group_relative(torch.zeros(2), torch.zeros(3), torch.ones(2, dtype=torch.bool), group_std="sample")
-
-
-def test_zero_std_groups_counts_groups_by_id() -> None:
-    scores, ids = torch.tensor([1, 0, 1, 1, 0.5]), torch.tensor([5, 9, 5, 9, 2])
-    scored = torch.ones(5, dtype=torch.bool)
-    assert zero_std_groups(scores, ids, scored) == (2, 3)  # 5: constant; 2: alone; 9 has signal
-    scored[1] = False
-    assert zero_std_groups(scores, ids, scored) == (3, 3)
