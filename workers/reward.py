@@ -94,9 +94,7 @@ class RewardWorker:
             return Score(reward=None, parts=parts, problem=problems[0])
         reward = sum(self._weights[name] * value for name, value in parts.items() if value is not None)
         if not abs(reward) <= LARGEST:
-            raise RewardError(
-                f"the weighted reward of {where} is infinite, or too large for float32; its parts are {parts}"
-            )
+            raise RewardError(f"the weighted reward of {where} is infinite in float32; its parts are {parts}")
         return Score(reward=reward, parts=parts, steps=self._steps(outcomes, token_ends))
 
     def _steps(self, outcomes: Mapping[str, Outcome], token_ends: Sequence[int]) -> dict[int, float]:
