@@ -54,7 +54,8 @@ class Ranks:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, ValueError):  # the user's to mend: passed on as it is
                 raise cause from None
-            where = f"\n{error.traceback_str}" if error.traceback_str else ""
+            # As an instance of its cause's class too, a RayTaskError has its traceback in its text alone.
+            where = f"\n{getattr(error, 'traceback_str', '') or error}"
             raise WorkerFailed(f"{self._who(rank)} failed in `{what}`: {type(cause).__name__}: {cause}{where}") from error
         except (ActorDiedError, RayActorError) as error:
             raise WorkerFailed(f"{self._who(rank)} died in `{what}`: {_likely_cause(str(error))}") from error
