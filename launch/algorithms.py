@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.launch.compose import compose, config_groups
-from tandem.platform.algorithms import resolve
+from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import AlgoConfig, Config
 from tandem.platform.plan import table
 
@@ -28,7 +28,7 @@ def _row(config: Config) -> list[str]:
         f"{algo.clip_ratio_low:g} / {algo.clip_ratio_high:g}" if clips else "none",
         _kl(algo),
         algo.loss_aggregation,
-        ", ".join(_beyond(config)) or "-",
+        ", ".join(_beyond(config, algorithm)) or "-",
         algo.paper,
     ]
 
@@ -43,10 +43,9 @@ def _kl(algo: AlgoConfig) -> str:
     return "; ".join(places) or "none"
 
 
-def _beyond(config: Config) -> list[str]:
+def _beyond(config: Config, algorithm: Algorithm) -> list[str]:
     """What else an algorithm turns on."""
     algo, critic = config.algo, config.critic
-    algorithm = resolve(algo.name, config.adv_estimator, algo.policy_loss)
     switches = [
         (algorithm.estimator.needs_greedy, "greedy response per prompt"),
         (algo.whiten_advantages or algorithm.estimator.whitens, "advantages whitened"),

@@ -130,15 +130,16 @@ def _to_tokens(advantages: Tensor, batch: RolloutBatch) -> Credit:
 def _clipped_surrogate(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, algo: AlgoConfig
 ) -> tuple[Tensor, Tensor]:
-    ratio = losses.importance_ratio(logprobs, old_logprobs, mask)
-    low, high = algo.clip_ratio_low, algo.clip_ratio_high
-    return losses.clipped_surrogate(ratio, advantages, clip_low=low, clip_high=high, dual_clip=algo.dual_clip)
+    return _surrogate(losses.importance_ratio(logprobs, old_logprobs, mask), advantages, algo)
 
 
 def _gspo(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, algo: AlgoConfig
 ) -> tuple[Tensor, Tensor]:
-    ratio = losses.sequence_ratio(logprobs, old_logprobs, mask)
+    return _surrogate(losses.sequence_ratio(logprobs, old_logprobs, mask), advantages, algo)
+
+
+def _surrogate(ratio: Tensor, advantages: Tensor, algo: AlgoConfig) -> tuple[Tensor, Tensor]:
     low, high = algo.clip_ratio_low, algo.clip_ratio_high
     return losses.clipped_surrogate(ratio, advantages, clip_low=low, clip_high=high, dual_clip=algo.dual_clip)
 

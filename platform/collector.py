@@ -60,12 +60,12 @@ class Collected:
     @property
     def rollouts(self) -> list[Rollout]:
         """Of the batch."""
-        return [rollout for group in self.groups for rollout in group.rollouts]
+        return rollouts_of(self.groups)
 
     @property
     def scores(self) -> list[Score]:
         """Of the batch."""
-        return [score for group in self.groups for score in group.scores]
+        return scores_of(self.groups)
 
 
 class Collector:
@@ -99,8 +99,8 @@ class Collector:
         while len(full) < wanted and rounds < algo.dynamic_max_rounds:
             groups, rounds = self._round(step), rounds + 1
             sampled += groups
-            full += [group for group in groups if group.varies(algo.dynamic_metric)]
-            silent += [group for group in groups if not group.varies(algo.dynamic_metric)]
+            for group in groups:
+                (full if group.varies(algo.dynamic_metric) else silent).append(group)
         full, surplus = full[:wanted], full[wanted:]
         missing = wanted - len(full)
         if missing and algo.dynamic_at_cap == "error":
@@ -176,11 +176,20 @@ class Collector:
     def _batch(self, groups: Sequence[Group], muted: int) -> RolloutBatch:
         """All samples of the groups; those of the last `muted` groups are out of the losses."""
         with self.spans.span("score"):
-            rollouts = [rollout for group in groups for rollout in group.rollouts]
-            scores = [score for group in groups for score in group.scores]
-            batch = RolloutBatch.from_rollouts(rollouts, scores, [g.baseline for g in groups for _ in g.rollouts])
+            baselines = [group.baseline for group in groups for _ in group.rollouts]
+            batch = RolloutBatch.from_rollouts(rollouts_of(groups), scores_of(groups), baselines)
         rows = torch.arange(len(batch)) >= len(batch) - samples_in(groups[len(groups) - muted :])
         return replace(batch, muted=rows)
+
+
+def rollouts_of(groups: Sequence[Group]) -> list[Rollout]:
+    """The samples of the groups, in order."""
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def scores_of(groups: Sequence[Group]) -> list[Score]:
+    """Their scores, in the same order."""
+    return [score for group in groups for score in group.scores]
 
 
 def samples_in(groups: Sequence[Group]) -> int:

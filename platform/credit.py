@@ -13,8 +13,7 @@ from tandem.platform.config import AlgoConfig, TrainConfig
 from tandem.platform.correction import correct
 from tandem.platform.kl import kl
 from tandem.platform.masked import masked_fill_zero, masked_mean, whiten
-
-Metrics = dict[str, float]
+from tandem.platform.metrics import Metrics
 
 
 def penalised_rewards(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig, coef: float) -> RolloutBatch:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tandem.platform import metrics as measure
 from tandem.platform.algorithms import Algorithm
 from tandem.platform.batch import Inferred, RolloutBatch, TrainBatch
-from tandem.platform.collector import Collected, Collector
+from tandem.platform.collector import Collected, Collector, rollouts_of, scores_of
 from tandem.platform.config import Config
 from tandem.platform.credit import credit, epochs
 from tandem.platform.evaluate import Evaluation
@@ -164,12 +164,11 @@ class Driver:
 
     def _describe(self, collected: Collected, batch: TrainBatch) -> Metrics:
         times = self.spans.take()
-        sampled = [rollout for group in collected.sampled for rollout in group.rollouts]
         described = {
             "step": float(self.number),
             "policy/version": float(self.version),
-            **measure.reward_metrics([score for group in collected.sampled for score in group.scores]),
-            **measure.rollout_metrics(sampled),
+            **measure.reward_metrics(scores_of(collected.sampled)),
+            **measure.rollout_metrics(rollouts_of(collected.sampled)),
             **measure.sample_metrics(collected, batch.mask),
             **measure.memory_metrics(self._memory()),
             **times,
