@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import small_config
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
     BertConfig,
     BertForSequenceClassification,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
 )
@@ -33,19 +33,8 @@ TEXTS = ["3+4=7", "12+34=46", "9+9=", "1"]
 
 
 def save(folder: Path, kind: Any = Qwen2ForSequenceClassification, *, labels: int = 1, hidden: int = 16) -> str:
-    config = Qwen2Config(
-        vocab_size=len(TOKENIZER),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        num_labels=labels,
-    )
     torch.manual_seed(0)
-    kind(config).save_pretrained(folder)
+    kind(small_config(len(TOKENIZER), hidden, pad_token_id=0, num_labels=labels)).save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return str(folder)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from small_models import small_config
+from transformers import Qwen2ForCausalLM
 
 from tandem.launch import prepare
 from tandem.platform.config import Config, ConfigError, ModelConfig
@@ -22,16 +23,7 @@ DIGITS = "0123456789+="
 def save(folder: Path, characters: str = DIGITS, positions: int = 512) -> str:
     tokenizer = character_tokenizer(characters)
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    Qwen2ForCausalLM(small_config(len(tokenizer), max_position_embeddings=positions)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

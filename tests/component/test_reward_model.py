@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import small_config
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
@@ -30,18 +31,8 @@ def save(path: Path, num_labels: int = 1, begin: str | None = None) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, bos_token=begin)
     fast.save_pretrained(path)
-    config = Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=0,
-        num_labels=num_labels,
-    )
+    own = {"num_hidden_layers": 2, "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 0}
+    config = small_config(len(vocabulary), hidden=32, **own, num_labels=num_labels)
     Qwen2ForSequenceClassification(config).save_pretrained(path)
     return str(path)
 
