@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from tandem.platform.algorithms import Algorithm
@@ -105,30 +107,38 @@ class RayRoles:
 
         self.config = config
         on_gpu = wants_gpu(config, ray.cluster_resources().get("GPU", 0.0) > 0)
+        self.device = "cuda" if on_gpu else "cpu"
         self.placement = placement_of(config, algorithm, cpus, on_gpu)
+        self.specs = role_specs(config, algorithm, path)
         self.ranks: dict[str, Any] = {}
         self.group: Any = reserve(self.placement)
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
-        self._nodes = {bundle: nodes.get(home, "unknown") for bundle, home in homes.items()}
-        device = "cuda" if on_gpu else "cpu"
-        self._starting = {
-            name: self._spawn(name, spec, device) for name, spec in role_specs(config, algorithm, path).items()
-        }
+        self._nodes = {bundle: (nodes.get(home, "unknown"), home) for bundle, home in homes.items()}
+        self._starting = {name: self._spawn_all(name) for name in self.specs}
 
     def wait(self) -> Roles:
         """Waits until every rank has loaded its model; raises WorkerFailed naming the one that did not."""
-        from tandem.workers import groups
+        from tandem.workers.groups import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup
+        from tandem.workers.rollout_group import RolloutGroup
 
         deadline = time.monotonic() + self.config.cluster.startup_timeout_s
-        for name, refs in self._starting.items():
-            self.ranks[name].wait("start", refs, max(0.0, deadline - time.monotonic()))
+        for name, (pids, starts) in self._starting.items():
+            self._note_pids(name, pids, deadline)
+            self.ranks[name].wait("start", starts, max(0.0, deadline - time.monotonic()))
+        actor = ActorGroup(self.ranks["actor"])
         return Roles(
-            actor=groups.ActorGroup(self.ranks["actor"]),
-            rewards=groups.RewardGroup(self.ranks["reward"]),
-            rollouts=groups.RolloutGroup(self.ranks["rollout"]),
-            critic=groups.CriticGroup(self.ranks["critic"]) if "critic" in self.ranks else None,
-            reference=groups.ReferenceGroup(self.ranks["reference"]) if "reference" in self.ranks else None,
+            actor=actor,
+            rewards=RewardGroup(self.ranks["reward"], lambda rank: self._start_again("reward", rank)),
+            rollouts=RolloutGroup(
+                self.ranks["rollout"],
+                self.config.rollout.max_batch_sequences,
+                continuous=False,
+                source=actor,
+                start=lambda rank: self._start_again("rollout", rank),
+            ),
+            critic=CriticGroup(self.ranks["critic"]) if "critic" in self.ranks else None,
+            reference=ReferenceGroup(self.ranks["reference"]) if "reference" in self.ranks else None,
         )
 
     def close(self) -> None:
@@ -144,27 +154,60 @@ class RayRoles:
             ray.util.remove_placement_group(self.group)
             self.group = None
 
-    def _spawn(self, name: str, spec: Any, device: str) -> list[Any]:
-        """Creates the ranks of a role; returns what `start` will give, without waiting."""
+    def _spawn_all(self, name: str) -> tuple[list[Any], list[Any]]:
+        """Creates the ranks of a role; returns what their process ids and their `start` will give, without waiting."""
+        from tandem.workers.calls import Ranks
+
+        cluster, spawned = self.config.cluster, [self._spawn(name, rank) for rank in range(len(self.placement.of(name)))]
+        handles, homes = [handle for handle, _ in spawned], [home for _, home in spawned]
+        can_restart = name in ("rollout", "reward")  # the others share a process group, or have state of their own
+        self.ranks[name] = Ranks(
+            name,
+            handles,
+            homes,
+            cluster.call_timeout_s,
+            (lambda rank: self._spawn(name, rank)) if can_restart else None,
+            cluster.max_restarts,
+        )
+        pids = [handle.__ray_call__.remote(_pid) for handle in handles]
+        if name in ("actor", "critic"):
+            meeting = handles[0].address.remote()
+            return pids, [handle.start.remote(meeting) for handle in handles]
+        return pids, [handle.start.remote() for handle in handles]
+
+    def _spawn(self, name: str, rank: int) -> tuple[Any, Any]:
+        """A new actor in the place of this rank, and where it will run; not started yet."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from tandem.workers.calls import Ranks
+        from tandem.workers.calls import Home
 
         slots = self.placement.of(name)
-        handles = []
-        for slot in slots:
-            options = {
-                "name": f"{name}-{slot.rank}",
-                "num_cpus": slot.cpus,
-                "num_gpus": slot.gpus,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, slot.bundle),
-            }
-            rank = Rank(slot.rank, len(slots), slot.threads, device if slot.gpus or device == "cpu" else "cpu")
-            handles.append(ray.remote(WORKERS[name]).options(**options).remote(spec, rank))
-        nodes = [self._nodes[slot.bundle] for slot in slots]
-        self.ranks[name] = Ranks(name, handles, nodes, self.config.cluster.call_timeout_s)
-        if name in ("actor", "critic"):
-            meeting = handles[0].address.remote()
-            return [handle.start.remote(meeting) for handle in handles]
-        return [handle.start.remote() for handle in handles]
+        slot = slots[rank]
+        options = {
+            "num_cpus": slot.cpus,
+            "num_gpus": slot.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, slot.bundle),
+        }
+        if name not in self.ranks:  # the name of a dead actor stays taken for a while
+            options["name"] = f"{name}-{rank}"
+        own = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")
+        return ray.remote(WORKERS[name]).options(**options).remote(self.specs[name], own), Home(*self._nodes[slot.bundle])
+
+    def _start_again(self, name: str, rank: int) -> Any:
+        """Starts a rank that replaces another; says where it runs."""
+        ranks, timeout_s = self.ranks[name], self.config.cluster.startup_timeout_s
+        handle = ranks.handles[rank]
+        pid, ready = handle.__ray_call__.remote(_pid), handle.start.remote()
+        [number] = ranks.wait("start", [pid], timeout_s)
+        ranks.wait("start", [ready], timeout_s)
+        return replace(ranks.homes[rank], pid=number)
+
+    def _note_pids(self, name: str, pids: list[Any], deadline: float) -> None:
+        ranks = self.ranks[name]
+        numbers = ranks.wait("start", pids, max(0.0, deadline - time.monotonic()))
+        ranks.homes = [replace(home, pid=pid) for home, pid in zip(ranks.homes, numbers, strict=True)]
+
+
+def _pid(worker: Any) -> int:
+    return os.getpid()

@@ -7,7 +7,7 @@ carries signal: Yu et al., DAPO, section 3.2, https://arxiv.org/abs/2503.14476
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,10 +134,17 @@ class Collector:
             while len(self._pending) < 1 + ahead:
                 self._pending.append(self._submit())
             prompts, ticket, greedy_ticket = self._pending.popleft()
-            rollouts = self.roles.rollouts.collect(ticket)
-            greedy = self.roles.rollouts.collect(greedy_ticket) if greedy_ticket is not None else []
+            sampled = self._finished(ticket)
+            greedy = self._finished(greedy_ticket) if greedy_ticket is not None else {}
         with self.spans.span("score"):
-            return self._score(prompts, rollouts, greedy)
+            return self._score(len(prompts), sampled, greedy)
+
+    def _finished(self, ticket: Any) -> dict[int, tuple[list[Rollout], Any]]:
+        """By the prompt's place its rollouts, and the ticket of their scores: scoring starts as soon as each is there."""
+        return {
+            place: (rollouts, self.roles.rewards.submit(rollouts))
+            for place, rollouts in self.roles.rollouts.finished(ticket)
+        }
 
     def _submit(self) -> tuple[list[Prompt], Any, Any]:
         self.submitted += 1
@@ -158,19 +165,22 @@ class Collector:
             top_k=rollout.top_k,
         )
 
-    def _score(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[Group]:
-        everything = [*rollouts, *greedy]
-        given = self.roles.rewards.score(everything)
-        self.shaper.observe(given[: len(rollouts)])
-        scores = self.shaper.shape(everything, given)
-        size = self.config.rollout.samples_per_prompt
+    def _score(
+        self, prompts: int, sampled: Mapping[int, tuple[list[Rollout], Any]], greedy: Mapping[int, Any]
+    ) -> list[Group]:
+        """The groups of so many prompts, in their order."""
+        collect = self.roles.rewards.collect
+        given = {place: collect(ticket) for place, (_, ticket) in sorted(sampled.items())}
+        self.shaper.observe([score for place in range(prompts) for score in given[place]])
         groups = []
-        for number in range(len(prompts)):
-            own = slice(number * size, (number + 1) * size)
-            best = len(rollouts) + number
-            baseline = scores[best].reward if greedy else None
-            tokens = len(greedy[number].response_ids) if greedy else 0
-            groups.append(Group(rollouts[own], scores[own], baseline, tokens))
+        for place in range(prompts):
+            rollouts = sampled[place][0]
+            baseline, tokens = None, 0
+            if greedy:
+                [best], ticket = greedy[place]
+                [score] = self.shaper.shape([best], collect(ticket))
+                baseline, tokens = score.reward, len(best.response_ids)
+            groups.append(Group(rollouts, self.shaper.shape(rollouts, given[place]), baseline, tokens))
         return groups
 
     def _batch(self, groups: Sequence[Group], muted: int) -> RolloutBatch:

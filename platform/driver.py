@@ -171,6 +171,8 @@ class Driver:
             **measure.rollout_metrics(rollouts_of(collected.sampled)),
             **measure.sample_metrics(collected, batch.mask),
             **measure.memory_metrics(self._memory()),
+            "restarts/rollout": float(self.roles.rollouts.restarts),
+            "restarts/reward": float(self.roles.rewards.restarts),
             **times,
         }
         described["tokens/response_per_s"] = described["tokens/response"] / times["time/step_s"]

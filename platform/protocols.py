@@ -83,6 +83,19 @@ class Critic(Role, Protocol):
 class Rewards(Role, Protocol):
     """Scores responses."""
 
+    @property
+    def restarts(self) -> int:
+        """Workers that died and have been replaced so far."""
+        ...
+
+    def submit(self, rollouts: Sequence[Rollout]) -> Any:
+        """Starts scoring; returns a ticket for `collect`."""
+        ...
+
+    def collect(self, ticket: Any) -> list[Score]:
+        """One score per rollout of the ticket, in order."""
+        ...
+
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order."""
         ...
@@ -91,8 +104,17 @@ class Rewards(Role, Protocol):
 class Rollouts(Role, Protocol):
     """Samples responses."""
 
+    @property
+    def restarts(self) -> int:
+        """Replicas that died and have been replaced so far."""
+        ...
+
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
-        """Starts sampling with the weights of now; returns a ticket for `collect`."""
+        """Starts sampling with the weights of now; returns a ticket for `finished` and `collect`."""
+        ...
+
+    def finished(self, ticket: Any) -> Iterator[tuple[int, list[Rollout]]]:
+        """(place of a prompt, its samples), each as soon as it is there."""
         ...
 
     def collect(self, ticket: Any) -> list[Rollout]:

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from tandem.workers.postmortem import last_words
 
 
 class WorkerFailed(RuntimeError):
     """A worker died, hung or raised; the text says which, where, doing what, and the likely cause."""
 
 
+class WorkerDied(WorkerFailed):
+    """A worker's process ended. `rank` says whose."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
 @dataclass(frozen=True)
+class Home:
+    """Where a worker runs."""
+
+    node: str  # address
+    node_id: str = ""
+    pid: int | None = None  # None until it has started
+
+
+Spawn = Callable[[int], tuple[Any, Home]]
+"""rank -> a new actor in its place, and where it runs; not started yet."""
+
+
+@dataclass
 class Ranks:
-    """The Ray actors of one role."""
+    """The Ray actors of one role; those of a role without state of its own can be replaced when they die."""
 
     role: str
-    handles: Sequence[Any]
-    nodes: Sequence[str]
+    handles: list[Any]
+    homes: list[Home]
     timeout_s: float
+    spawn: Spawn | None = None
+    most_restarts: int = 0
+    restarts: int = field(default=0, init=False)
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -39,31 +65,61 @@ class Ranks:
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not done:
-                rank = refs.index(waiting[0]) % len(self.handles)
-                raise WorkerFailed(
-                    f"{self._who(rank)} did not finish `{what}` within {timeout_s:g} s. It may hang, or need longer: "
-                    "look at its log, or raise cluster.call_timeout_s (cluster.startup_timeout_s for start)"
-                )
-            self._raise_failure(what, refs.index(done[0]) % len(self.handles), done[0])
+                raise self.late(what, refs.index(waiting[0]) % len(self.handles), timeout_s)
+            self.result(what, refs.index(done[0]) % len(self.handles), done[0])
         return list(ray.get(list(refs)))
 
-    def _raise_failure(self, what: str, rank: int, ref: Any) -> None:
+    def result(self, what: str, rank: int, ref: Any) -> Any:
+        """What a call that has ended gave.
+
+        Raises:
+            WorkerDied: the process of the rank ended. WorkerFailed: the call raised. ValueError: as the worker raised it.
+        """
         try:
-            ray.get(ref, timeout=self.timeout_s)
+            return ray.get(ref, timeout=self.timeout_s)
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, ValueError):  # the user's to mend: passed on as it is
                 raise cause from None
             # As an instance of its cause's class too, a RayTaskError has its traceback in its text alone.
-            where = f"\n{getattr(error, 'traceback_str', '') or error}"
-            raise WorkerFailed(f"{self._who(rank)} failed in `{what}`: {type(cause).__name__}: {cause}{where}") from error
+            where = f"
+{getattr(error, 'traceback_str', '') or error}"
+            raise WorkerFailed(f"{self.who(rank)} failed in `{what}`: {type(cause).__name__}: {cause}{where}") from error
         except (ActorDiedError, RayActorError) as error:
-            raise WorkerFailed(f"{self._who(rank)} died in `{what}`: {_likely_cause(str(error))}") from error
+            text = f"{self.who(rank)} died in `{what}`: {_likely_cause(str(error))}{self._log(rank)}"
+            raise WorkerDied(text, rank) from error
         except (GetTimeoutError, RayError) as error:
-            raise WorkerFailed(f"{self._who(rank)} was lost in `{what}`: {type(error).__name__}: {error}") from error
+            raise WorkerFailed(f"{self.who(rank)} was lost in `{what}`: {type(error).__name__}: {error}") from error
 
-    def _who(self, rank: int) -> str:
-        return f"{self.role} rank {rank} on node {self.nodes[rank]}"
+    def late(self, what: str, rank: int, timeout_s: float) -> WorkerFailed:
+        """The failure of a rank that has not answered in time, with what it was doing."""
+        return WorkerFailed(
+            f"{self.who(rank)} did not finish `{what}` within {timeout_s:g} s. It may hang, or need longer: look at where "
+            f"it was, or raise cluster.call_timeout_s (cluster.startup_timeout_s for start){self._log(rank, stacks=True)}"
+        )
+
+    def replace(self, rank: int, death: WorkerDied) -> Any:
+        """A new actor in the place of one that died, not started yet.
+
+        Raises:
+            WorkerDied: the one given, where the role cannot be replaced, or has been too often.
+        """
+        if self.spawn is None:
+            raise death
+        if self.restarts >= self.most_restarts:
+            limit = f"cluster.max_restarts={self.most_restarts} restarts of {self.role} are used up"
+            raise WorkerDied(f"{death}\n{limit}", rank) from death
+        self.restarts += 1
+        self.handles[rank], self.homes[rank] = self.spawn(rank)
+        return self.handles[rank]
+
+    def who(self, rank: int) -> str:
+        """Role, rank and node, for messages."""
+        return f"{self.role} rank {rank} on node {self.homes[rank].node}"
+
+    def _log(self, rank: int, stacks: bool = False) -> str:
+        home = self.homes[rank]
+        return "" if home.pid is None else last_words(home.node_id, home.pid, stacks)
 
 
 def _likely_cause(text: str) -> str:

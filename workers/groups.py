@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayActorError
 from torch import Tensor
 
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch, Values
+from tandem.platform.batch import Rollout, RolloutBatch, Score, TrainBatch, Values
 from tandem.platform.metrics import add_totals
 from tandem.platform.partition import balance
-from tandem.platform.protocols import Sampling, Totals, WeightSyncError
-from tandem.workers.calls import Ranks
+from tandem.platform.protocols import Totals
+from tandem.workers.calls import Home, Ranks, WorkerDied
 
 
 class _Group:
@@ -77,69 +78,55 @@ class CriticGroup(_Group):
 
 
 class RewardGroup(_Group):
-    """The `Rewards` protocol over one worker, which has processes of its own."""
+    """The `Rewards` protocol over one worker, which has processes of its own; one that dies is replaced.
+
+    Args:
+        start: starts a new worker, and says where it runs.
+    """
+
+    def __init__(self, ranks: Ranks, start: Callable[[int], Home] | None = None) -> None:
+        super().__init__(ranks)
+        self._start = start
+
+    @property
+    def restarts(self) -> int:
+        """Workers that have been replaced so far."""
+        return self.ranks.restarts
+
+    def submit(self, rollouts: Sequence[Rollout]) -> Any:
+        """Starts scoring; returns a ticket for `collect`."""
+        rollouts = list(rollouts)
+        return rollouts, self.ranks.handles[0].score.remote(rollouts)
+
+    def collect(self, ticket: Any) -> list[Score]:
+        """One score per rollout of the ticket, in order. Scoring has no state: what a dead worker had is scored again."""
+        rollouts, ref = ticket
+        while True:
+            owner = self.ranks.handles[0]
+            try:
+                [scores] = self.ranks.wait("score", [ref])
+                return list(scores)
+            except WorkerDied as death:
+                if owner is self.ranks.handles[0] and not self._is_alive(owner):
+                    self._replace(death)
+                ref = self.ranks.handles[0].score.remote(rollouts)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order."""
-        [scores] = self.ranks.wait("score", [self.ranks.handles[0].score.remote(list(rollouts))])
-        return list(scores)
+        return self.collect(self.submit(rollouts))
 
+    def _is_alive(self, handle: Any) -> bool:
+        """Whether the death was that of a worker which has been replaced since."""
+        try:
+            ray.get(handle.memory.remote(), timeout=self.ranks.timeout_s)
+        except RayActorError:
+            return False
+        return True
 
-class RolloutGroup(_Group):
-    """The `Rollouts` protocol over replicas."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__(ranks)
-        self._loading: list[Any] = []
-
-    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
-        """Starts sampling on every replica; the ticket is the references with the prompts behind each."""
-        # As many samples as each prompt asks for are alike in length, so prompts are balanced by their own tokens.
-        rows = balance([len(prompt.ids) for prompt in prompts], len(self.ranks))
-        refs = [
-            rank.generate.remote([prompts[row] for row in part], sampling)
-            for rank, part in zip(self.ranks.handles, rows, strict=True)
-        ]
-        return refs, rows, sampling.samples
-
-    def collect(self, ticket: Any) -> list[Rollout]:
-        """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
-        refs, rows, samples = ticket
-        results: dict[int, list[Rollout]] = {}
-        for part, rollouts in zip(rows, self.ranks.wait("generate", refs), strict=True):
-            for place, row in enumerate(part):
-                results[row] = rollouts[place * samples : (place + 1) * samples]
-        return [rollout for row in sorted(results) for rollout in results[row]]
-
-    def load_weights(self, bucket: Any) -> None:
-        """Sends one part of new weights to every replica; the one before must have arrived, so few are on the way."""
-        self.ranks.wait("load_weights", self._loading)
-        self._loading = [rank.load_weights.remote(bucket) for rank in self.ranks.handles]
-
-    def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
-        """Declares the weights complete.
-
-        Raises:
-            WeightSyncError: a replica does not hold what was sent; names the first tensor.
-        """
-        self.ranks.wait("load_weights", self._loading)
-        self._loading = []
-        arrived = self.ranks.wait("finish_weights", [rank.finish_weights.remote(version) for rank in self.ranks.handles])
-        for number, own in enumerate(arrived):
-            compare_checksums(checksums, own, f"rollout replica {number}")
-
-
-def compare_checksums(sent: Mapping[str, int], arrived: Mapping[str, int], who: str) -> None:
-    """Refuses weights that did not arrive as sent.
-
-    Raises:
-        WeightSyncError: names the first tensor that is missing, unexpected or different.
-    """
-    for name in sorted(sent.keys() | arrived.keys()):
-        if name not in arrived or name not in sent:
-            raise WeightSyncError(f"{who}: tensor {name} was {'sent' if name in sent else 'received'} on one side only")
-        if sent[name] != arrived[name]:
-            raise WeightSyncError(f"{who}: tensor {name} has checksum {arrived[name]}, but {sent[name]} was sent")
+    def _replace(self, death: WorkerDied) -> None:
+        self.ranks.replace(0, death)
+        assert self._start is not None, "a worker that can be spawned can be started"
+        self.ranks.homes[0] = self._start(0)
 
 
 def in_order(rows: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:

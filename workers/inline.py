@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from tandem.platform.batch import Prompt, Rollout
 from tandem.platform.protocols import Sampling
-from tandem.workers.groups import compare_checksums
 from tandem.workers.rollout import RolloutWorker
+from tandem.workers.rollout_group import compare_checksums
 
 
 class InlineRollouts:
@@ -21,11 +21,18 @@ class InlineRollouts:
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
         """Samples now; the ticket is the result."""
-        return self.worker.generate(prompts, sampling)
+        return self.worker.generate(prompts, sampling), sampling.samples
+
+    restarts = 0
+
+    def finished(self, ticket: Any) -> Iterator[tuple[int, list[Rollout]]]:
+        """(place of a prompt, its samples)."""
+        rollouts, samples = ticket
+        yield from enumerate(rollouts[start : start + samples] for start in range(0, len(rollouts), samples))
 
     def collect(self, ticket: Any) -> list[Rollout]:
         """The samples of a ticket."""
-        return list(ticket)
+        return list(ticket[0])
 
     def load_weights(self, bucket: dict[str, Tensor]) -> None:
         """Takes one part of new weights."""

@@ -13,7 +13,7 @@ import torch
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.config import RewardConfig
 from tandem.platform.rewards import Outcome, RewardError, Sample, shorten
-from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device
+from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device, show_stacks_on_request
 from tandem.workers.sandbox import RewardPool
 
 if TYPE_CHECKING:
@@ -168,11 +168,22 @@ class RewardRank:
 
     def __init__(self, config: RewardConfig, rank: Rank) -> None:
         self._config, self._rank = config, rank
+        show_stacks_on_request()
 
     def start(self) -> None:
         """Starts the functions' processes and loads the model; ValueError if any of it cannot work."""
         device = str(pick_device(self._rank.device))
         self._worker = RewardWorker(self._config, device=device, threads=self._rank.threads)
+
+    restarts = 0
+
+    def submit(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Scores now; the ticket is the result."""
+        return self.score(rollouts)
+
+    def collect(self, ticket: list[Score]) -> list[Score]:
+        """The scores of a ticket."""
+        return ticket
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
+import signal
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,12 +43,18 @@ def pick_device(device: str) -> torch.device:
 
 def set_up(rank: Rank) -> torch.device:
     """Bounds torch's threads and picks the device of this process."""
+    show_stacks_on_request()
     if rank.threads is not None:
         torch.set_num_threads(rank.threads)
     device = pick_device(rank.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def show_stacks_on_request() -> None:
+    """On SIGUSR1 this process writes the stacks of all its threads into its log: what it hangs in."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
 class Rendezvous:

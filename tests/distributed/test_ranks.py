@@ -15,7 +15,7 @@ from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReas
 from tandem.platform.config import ActorConfig, AlgoConfig, ClusterConfig, CriticConfig, ModelConfig, TrainerConfig
 from tandem.platform.metrics import reduce_totals
 from tandem.workers.actor import ActorSpec, ActorWorker
-from tandem.workers.calls import Ranks
+from tandem.workers.calls import Home, Ranks
 from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.groups import ActorGroup, CriticGroup, kill
 from tandem.workers.runtime import Rank
@@ -38,7 +38,7 @@ def spawn(cls: type, spec: object, count: int) -> Ranks:
 
     handles = [ray.remote(cls).options(num_cpus=0.25).remote(spec, Rank(rank, count, threads=1)) for rank in range(count)]
     meeting = handles[0].address.remote()
-    ranks = Ranks("test", handles, ["here"] * count, timeout_s=120)
+    ranks = Ranks("test", handles, [Home("here")] * count, timeout_s=120)
     ranks.wait("start", [handle.start.remote(meeting) for handle in handles])
     return ranks
 

@@ -64,6 +64,14 @@ class FakeRewards:
     def __init__(self, log: Log) -> None:
         self.log = log
 
+    restarts = 0
+
+    def submit(self, rollouts: Sequence[Rollout]) -> Any:
+        return list(rollouts)
+
+    def collect(self, ticket: Any) -> list[Score]:
+        return self.score(ticket)
+
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         self.log.events.append(f"score {len(rollouts)}")
         return [Score(float(n % 2)) for n in range(len(rollouts))]
@@ -83,15 +91,23 @@ class FakeRollouts:
         kind = "eval" if sampling.temperature == 0 else "train"
         self.log.events.append(f"submit {kind} {sampling.seed[-1]}")
         self.sampled.append(([prompt.group_id for prompt in prompts], sampling))
-        return [
+        rollouts = [
             make_rollout(prompt.ids, group=prompt.group_id, version=self.version)
             for prompt in prompts
             for _ in range(sampling.samples)
         ]
+        return rollouts, sampling.samples
+
+    restarts = 0
+
+    def finished(self, ticket: Any) -> Iterator[tuple[int, list[Rollout]]]:
+        self.log.events.append("collect")
+        rollouts, samples = ticket
+        yield from enumerate(rollouts[start : start + samples] for start in range(0, len(rollouts), samples))
 
     def collect(self, ticket: Any) -> list[Rollout]:
         self.log.events.append("collect")
-        return list(ticket)
+        return list(ticket[0])
 
     def load_weights(self, bucket: Any) -> None:
         self.log.events.append(f"load {bucket}")

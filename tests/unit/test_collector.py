@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,8 +23,7 @@ from tandem.platform.spans import Spans
 class Scripted:
     """Samples two tokens per response; the reward of sample n of group g is `rewards[g][n]`, of a greedy response 0.25."""
 
-    def __init__(self, rewards: Mapping[int, Sequence[float | None]]) -> None:
-        self.rewards = rewards
+    def __init__(self) -> None:
         self.asked: list[tuple[list[int], Sampling]] = []
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
@@ -32,11 +31,23 @@ class Scripted:
         texts = [str(n) if sampling.temperature else "greedy" for n in range(sampling.samples)]
         return [make_rollout(p.ids, group=p.group_id, text=text) for p in prompts for text in texts]
 
-    def collect(self, ticket: Any) -> list[Rollout]:
-        return list(ticket)
+    def finished(self, ticket: list[Rollout]) -> Iterator[tuple[int, list[Rollout]]]:
+        """The last prompt ends first."""
+        by_group: dict[int, list[Rollout]] = {}
+        for rollout in ticket:
+            by_group.setdefault(rollout.prompt.group_id, []).append(rollout)
+        yield from reversed(list(enumerate(by_group.values())))
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+
+class ScriptedRewards:
+    def __init__(self, rewards: Mapping[int, Sequence[float | None]]) -> None:
+        self.rewards = rewards
+
+    def submit(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [self._score(rollout) for rollout in rollouts]
+
+    def collect(self, ticket: list[Score]) -> list[Score]:
+        return ticket
 
     def _score(self, rollout: Rollout) -> Score:
         if rollout.response_text == "greedy":
@@ -54,10 +65,10 @@ def make(rewards: Mapping[int, Sequence[float | None]], estimator: str = "grpo",
     config.algo.dynamic_sampling = algo.pop("dynamic", True)
     for name, value in algo.items():
         setattr(config.algo, f"dynamic_{name}", value)
-    roles = Scripted(rewards)
+    roles = Scripted()
     rows = [EncodedRow(Row("p"), (3, 4), "p") for _ in range(50)]
     source = PromptSource(rows, DataOrder(50, 2, seed=0))
-    everything = Roles(actor=None, rewards=roles, rollouts=roles)  # type: ignore[arg-type]
+    everything = Roles(actor=None, rewards=ScriptedRewards(rewards), rollouts=roles)  # type: ignore[arg-type]
     algorithm = resolve("any", estimator, "clipped_surrogate")
     return Collector(config, algorithm, everything, source, 10, Spans()), roles
 

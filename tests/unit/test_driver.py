@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fake_roles import Run, make
 
 from tandem.platform import driver as driver_module
 from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
-from tandem.platform.batch import StopReason
+from tandem.platform.batch import Prompt, StopReason
 from tandem.platform.driver import Driver
-from tandem.platform.protocols import Totals
+from tandem.platform.protocols import Sampling, Totals
 from tandem.platform.spans import PHASES
 
 
@@ -21,7 +23,16 @@ def test_order_of_a_step_with_a_critic() -> None:
     run.driver.run()
     assert run.log.events == [
         *["load first", "load second", "publish 0"],
-        *["submit train 1", "collect", "score 4", "actor.logprobs", "critic.values", "critic.update", "actor.update"],
+        *[
+            "submit train 1",
+            "collect",
+            "score 2",
+            "score 2",
+            "actor.logprobs",
+            "critic.values",
+            "critic.update",
+            "actor.update",
+        ],
         *["load first", "load second", "publish 1"],
     ]
 
@@ -29,7 +40,7 @@ def test_order_of_a_step_with_a_critic() -> None:
 def test_order_of_a_step_without_a_critic() -> None:
     run = make("grpo", steps=1)
     run.driver.run()
-    assert run.log.events[3:-3] == ["submit train 1", "collect", "score 4", "actor.logprobs", "actor.update"]
+    assert run.log.events[3:-3] == ["submit train 1", "collect", "score 2", "score 2", "actor.logprobs", "actor.update"]
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
@@ -135,8 +146,13 @@ def test_the_kl_coefficient_stands_still_while_only_the_critic_learns() -> None:
 def test_without_a_token_to_train_on_nothing_is_updated() -> None:
     run = make("grpo", steps=1)
     run.driver.config.algo.overlong_filter = True
-    collect = run.rollouts.collect
-    run.rollouts.collect = lambda ticket: [replace(r, stop=StopReason.LENGTH) for r in collect(ticket)]  # type: ignore[method-assign]
+    submit = run.rollouts.submit
+
+    def truncated(prompts: Sequence[Prompt], sampling: Sampling) -> Any:
+        rollouts, samples = submit(prompts, sampling)
+        return [replace(rollout, stop=StopReason.LENGTH) for rollout in rollouts], samples
+
+    run.rollouts.submit = truncated  # type: ignore[method-assign]
     run.driver.run()
     assert run.actor.minibatches == [[]]
     assert run.steps[0][1].metrics["samples/filtered"] == 4

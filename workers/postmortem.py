@@ -1,0 +1,62 @@
+"""What a worker that died or hangs has left in its log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+LINES = 20
+ASK_TIMEOUT_S = 10.0
+DUMP_S = 1.0  # seconds a worker gets to write its stacks
+
+
+def last_words(node_id: str, pid: int, stacks: bool) -> str:
+    """The tail of a worker's log as text for an error message; with `stacks`, it is asked to write its stacks first.
+
+    Empty where it cannot be had: this must never hide the failure it is to explain.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    try:
+        on_its_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_its_node)(_read)  # type: ignore[call-overload]
+        lines = ray.get(task.remote(pid, stacks), timeout=ASK_TIMEOUT_S)
+    except Exception:
+        return ""
+    return (
+        "\n" + "\n".join([f"The last lines of its log (process {pid}):", *(f"  | {line}" for line in lines)])
+        if lines
+        else ""
+    )
+
+
+def _read(pid: int, stacks: bool) -> list[str]:
+    """Runs on the worker's node."""
+    if stacks:
+        try:
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(DUMP_S)
+        except ProcessLookupError:
+            pass
+    return tail(logs_folder(), pid)
+
+
+def logs_folder() -> Path:
+    """Where Ray keeps the logs of this node's workers."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    return Path(node.get_logs_dir_path())
+
+
+def tail(folder: Path, pid: int) -> list[str]:
+    """The last lines of what the process wrote, standard error after standard output, without Ray's own markers."""
+    lines: list[str] = []
+    for kind in ("out", "err"):
+        for path in folder.glob(f"worker-*-{pid}.{kind}"):
+            lines += path.read_text(errors="replace").splitlines()[-LINES:]
+    return [line for line in lines if line.strip() and not line.startswith(":")][-2 * LINES :]

@@ -1,0 +1,237 @@
+"""The rollout role over replicas: prompts go where the least work is outstanding, results come as they finish.
+
+A replica that dies is replaced: its prompts are sampled again, by the others or by its successor, which gets the weights of
+now before it serves. A response depends on the weights, its prompt and its seed alone, so no sample is lost, doubled or
+changed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from tandem.platform.batch import Prompt, Rollout
+from tandem.platform.protocols import Actor, Sampling, WeightSyncError
+from tandem.workers.calls import Home, Ranks, WorkerDied
+
+QUEUED = 2  # an engine has so many times what it runs at once: it never waits for the next prompt
+
+
+@dataclass
+class Ticket:
+    """Prompts being sampled; `results` by the prompt's place."""
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    results: dict[int, list[Rollout]] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every prompt has its samples."""
+        return len(self.results) == len(self.prompts)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Prompts that go to one replica in one call."""
+
+    ticket: Ticket
+    places: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """The most that may have to be computed."""
+        sampling = self.ticket.sampling
+        return sum(len(self.ticket.prompts[place].ids) + sampling.samples * sampling.max_tokens for place in self.places)
+
+    @property
+    def sequences(self) -> int:
+        return len(self.places) * self.ticket.sampling.samples
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A job that a replica has been given."""
+
+    rank: int
+    handle: Any
+    job: _Job
+
+
+class RolloutGroup:
+    """The `Rollouts` protocol over replicas.
+
+    Args:
+        capacity: sequences that a replica runs at once.
+        continuous: whether a replica takes new prompts while it runs others; each then goes alone.
+        source: where a replica that replaces another gets its weights from.
+        start: starts a new replica, and says where it runs.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        capacity: int,
+        continuous: bool,
+        source: Actor | None = None,
+        start: Callable[[int], Home] | None = None,
+    ) -> None:
+        self.ranks, self.capacity, self.continuous, self._source, self._start = ranks, capacity, continuous, source, start
+        self._queue: deque[_Job] = deque()
+        self._running: dict[Any, _Call] = {}
+        self._loading: list[tuple[int, Any]] = []
+        self._dead: dict[int, WorkerDied] = {}
+        self._version = 0
+
+    @property
+    def restarts(self) -> int:
+        """Replicas that have been replaced so far."""
+        return self.ranks.restarts
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Ticket:
+        """Queues prompts with the weights of now; returns the ticket for `finished` and `collect`."""
+        ticket = Ticket(prompts, sampling)
+        size = 1 if self.continuous else max(1, min(self.capacity // sampling.samples, -(-len(prompts) // len(self.ranks))))
+        places = range(len(prompts))
+        self._queue += [_Job(ticket, tuple(places[start : start + size])) for start in range(0, len(prompts), size)]
+        self._dispatch()
+        return ticket
+
+    def finished(self, ticket: Ticket) -> Iterator[tuple[int, list[Rollout]]]:
+        """(place of a prompt, its samples), each as soon as it is there.
+
+        Raises:
+            WorkerFailed: a replica hangs, raised, or died too often.
+        """
+        given: set[int] = set()
+        while True:
+            for place in sorted(ticket.results.keys() - given):
+                given.add(place)
+                yield place, ticket.results[place]
+            if ticket.is_complete:
+                return
+            self._advance()
+
+    def collect(self, ticket: Ticket) -> list[Rollout]:
+        """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
+        results = dict(self.finished(ticket))
+        return [rollout for place in sorted(results) for rollout in results[place]]
+
+    def load_weights(self, bucket: Any) -> None:
+        """Sends one part of new weights to every replica; the one before must have arrived, so few are on the way."""
+        self._settle_loading()
+        self._loading = [
+            (rank, handle.load_weights.remote(bucket))
+            for rank, handle in enumerate(self.ranks.handles)
+            if rank not in self._dead
+        ]
+
+    def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
+        """Declares the weights complete; replicas that died meanwhile are replaced, with these weights.
+
+        Raises:
+            WeightSyncError: a replica does not hold what was sent; names the first tensor.
+        """
+        self._settle_loading()
+        self._version = version
+        refs = {rank: self.ranks.handles[rank].finish_weights.remote(version) for rank in range(len(self.ranks))}
+        for rank, ref in refs.items():
+            if rank not in self._dead and (arrived := self._await("finish_weights", rank, ref)) is not None:
+                compare_checksums(checksums, arrived, f"rollout replica {rank}")
+        self._replace_the_dead()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind, summed over replicas."""
+        parts = self.ranks.wait("memory", [handle.memory.remote() for handle in self.ranks.handles])
+        return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
+
+    def _advance(self) -> None:
+        """Waits for one running call, takes its result, and hands out what is queued."""
+        deadline = self.ranks.timeout_s
+        done, _ = ray.wait(list(self._running), num_returns=1, timeout=deadline)
+        if not done:
+            raise self.ranks.late("generate", next(iter(self._running.values())).rank, deadline)
+        call = self._running.pop(done[0])
+        try:
+            rollouts = self.ranks.result("generate", call.rank, done[0])
+        except WorkerDied as death:
+            self._bury(call, death)
+        else:
+            job, samples = call.job, call.job.ticket.sampling.samples
+            for number, place in enumerate(job.places):
+                job.ticket.results[place] = rollouts[number * samples : (number + 1) * samples]
+        self._dispatch()
+
+    def _bury(self, call: _Call, death: WorkerDied) -> None:
+        """Takes back all that a dead replica had to do, and replaces it unless that has been done."""
+        lost = [call.job]
+        for ref in [ref for ref, other in self._running.items() if other.handle is call.handle]:
+            lost.append(self._running.pop(ref).job)
+        self._queue.extendleft(reversed(lost))
+        if call.handle is self.ranks.handles[call.rank]:
+            self._dead[call.rank] = death
+        self._dispatch()  # the others go on while it is replaced
+        self._replace_the_dead()
+
+    def _replace_the_dead(self) -> None:
+        for rank, death in list(self._dead.items()):
+            handle = self.ranks.replace(rank, death)
+            assert self._start is not None, "replicas that can be spawned can be started"
+            assert self._source is not None, "replicas that can be spawned get their weights from somewhere"
+            self.ranks.homes[rank] = self._start(rank)
+            for bucket in self._source.weight_buckets():
+                self.ranks.wait("load_weights", [handle.load_weights.remote(bucket)])
+            [arrived] = self.ranks.wait("finish_weights", [handle.finish_weights.remote(self._version)])
+            compare_checksums(self._source.weight_checksums(), arrived, f"rollout replica {rank}")
+            del self._dead[rank]
+
+    def _dispatch(self) -> None:
+        """Hands queued jobs, in order, to the replica with the least work outstanding, as far as any has room."""
+        while self._queue:
+            job = self._queue[0]
+            load = {rank: (0, 0) for rank in range(len(self.ranks)) if rank not in self._dead}
+            for call in self._running.values():
+                if call.rank in load and call.handle is self.ranks.handles[call.rank]:
+                    tokens, sequences = load[call.rank]
+                    load[call.rank] = tokens + call.job.tokens, sequences + call.job.sequences
+            room = [rank for rank, (_, busy) in load.items() if not busy or busy + job.sequences <= QUEUED * self.capacity]
+            if not room:
+                return
+            rank = min(room, key=lambda rank: load[rank])
+            self._queue.popleft()
+            prompts = [job.ticket.prompts[place] for place in job.places]
+            handle = self.ranks.handles[rank]
+            self._running[handle.generate.remote(prompts, job.ticket.sampling)] = _Call(rank, handle, job)
+
+    def _settle_loading(self) -> None:
+        for rank, ref in self._loading:
+            self._await("load_weights", rank, ref)
+        self._loading = []
+
+    def _await(self, what: str, rank: int, ref: Any) -> Any:
+        """The result of a call; None, and the replica is marked, if it has died."""
+        done, _ = ray.wait([ref], timeout=self.ranks.timeout_s)
+        if not done:
+            raise self.ranks.late(what, rank, self.ranks.timeout_s)
+        try:
+            return self.ranks.result(what, rank, ref)
+        except WorkerDied as death:
+            self._dead[rank] = death
+            return None
+
+
+def compare_checksums(sent: Mapping[str, int], arrived: Mapping[str, int], who: str) -> None:
+    """Refuses weights that did not arrive as sent.
+
+    Raises:
+        WeightSyncError: names the first tensor that is missing, unexpected or different.
+    """
+    for name in sorted(sent.keys() | arrived.keys()):
+        if name not in arrived or name not in sent:
+            raise WeightSyncError(f"{who}: tensor {name} was {'sent' if name in sent else 'received'} on one side only")
+        if sent[name] != arrived[name]:
+            raise WeightSyncError(f"{who}: tensor {name} has checksum {arrived[name]}, but {sent[name]} was sent")
