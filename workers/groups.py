@@ -115,6 +115,14 @@ class RewardGroup(_Group):
         """One score per rollout, in order."""
         return self.collect(self.submit(rollouts))
 
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind."""
+        try:
+            return super().memory()
+        except WorkerDied as death:
+            self._replace(death)
+            return super().memory()
+
     def _is_alive(self, handle: Any) -> bool:
         """Whether the death was that of a worker which has been replaced since."""
         try:

@@ -146,7 +146,11 @@ class RolloutGroup:
 
     def memory(self) -> dict[str, int]:
         """Bytes by kind, summed over replicas."""
-        parts = self.ranks.wait("memory", [handle.memory.remote() for handle in self.ranks.handles])
+        refs = [handle.memory.remote() for handle in self.ranks.handles]
+        parts = [self._await("memory", rank, ref) for rank, ref in enumerate(refs)]
+        if self._dead:
+            self._replace_the_dead()
+            return self.memory()
         return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
 
     def _advance(self) -> None:
