@@ -19,6 +19,7 @@ from tandem.workers.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.reward import RewardRank
 from tandem.workers.rollout import RolloutSpec, RolloutWorker
 from tandem.workers.runtime import Rank
+from tandem.workers.sync import choose_transport
 
 WORKERS: dict[str, Any] = {
     "rollout": RolloutWorker,
@@ -127,16 +128,19 @@ class RayRoles:
             self._note_pids(name, pids, deadline)
             self.ranks[name].wait("start", starts, max(0.0, deadline - time.monotonic()))
         actor = ActorGroup(self.ranks["actor"])
+        rollouts = RolloutGroup(
+            self.ranks["rollout"],
+            self.config.rollout.max_batch_sequences,
+            continuous=False,
+            source=actor,
+            start=lambda rank: self._start_again("rollout", rank),
+            transport=self._transport(),
+        )
+        rollouts.connect()
         return Roles(
             actor=actor,
             rewards=RewardGroup(self.ranks["reward"], lambda rank: self._start_again("reward", rank)),
-            rollouts=RolloutGroup(
-                self.ranks["rollout"],
-                self.config.rollout.max_batch_sequences,
-                continuous=False,
-                source=actor,
-                start=lambda rank: self._start_again("rollout", rank),
-            ),
+            rollouts=rollouts,
             critic=CriticGroup(self.ranks["critic"]) if "critic" in self.ranks else None,
             reference=ReferenceGroup(self.ranks["reference"]) if "reference" in self.ranks else None,
         )
@@ -153,6 +157,13 @@ class RayRoles:
         if self.group is not None:
             ray.util.remove_placement_group(self.group)
             self.group = None
+
+    def _transport(self) -> str:
+        """How weights reach the replicas, by where they are."""
+        first, replicas = self.placement.of("actor")[0], self.placement.of("rollout")
+        nodes = [self._nodes[slot.bundle][0] for slot in (first, *replicas)]
+        share = all(slot.bundle == first.bundle for slot in replicas)
+        return choose_transport(self.config.trainer.weight_transport, nodes, self.device == "cuda", share)
 
     def _spawn_all(self, name: str) -> tuple[list[Any], list[Any]]:
         """Creates the ranks of a role; returns what their process ids and their `start` will give, without waiting."""

@@ -187,6 +187,12 @@ class TrainerConfig:
     name: str = setting("deepspeed", "training engine", choices=("deepspeed",))
     zero_stage: int = setting(0, "ZeRO stage: what is sharded over ranks", at_least=0, at_most=3)
     device: str = setting("auto", "where models live; auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
+    weight_transport: str = setting(
+        "auto",
+        "how weights reach the rollout engines; auto: shared on one host, ipc on one GPU, broadcast elsewhere",
+        choices=("auto", "shared", "ipc", "broadcast"),
+    )
+    checksum_every: int = setting(10, "policy versions between comparisons of every tensor on both sides", at_least=1)
     bucket_mb: int = setting(64, "MiB of weights sent to the rollout engines at a time", at_least=1)
 
 

@@ -151,7 +151,8 @@ class Driver:
             self._publish()
 
     def _publish(self) -> None:
-        for bucket in self.roles.actor.weight_buckets():
+        verify = self.version % self.config.trainer.checksum_every == 0
+        for bucket in self.roles.actor.weight_buckets(verify):
             self.roles.rollouts.load_weights(bucket)
         self.roles.rollouts.finish_weights(self.version, self.roles.actor.weight_checksums())
 

@@ -51,12 +51,12 @@ class Actor(Role, Protocol):
         """One optimizer step per mini-batch, in order."""
         ...
 
-    def weight_buckets(self) -> Iterator[Any]:
-        """The weights in parts, each to be passed to `Rollouts.load_weights` as it is."""
+    def weight_buckets(self, verify: bool = True) -> Iterator[Any]:
+        """The weights in parts, each to be passed to `Rollouts.load_weights` as it is; `verify`: with checksums."""
         ...
 
     def weight_checksums(self) -> dict[str, int]:
-        """Checksum of every tensor that `weight_buckets` gave last."""
+        """Checksum of every tensor that `weight_buckets` gave last; nothing if it did not verify."""
         ...
 
 

@@ -18,6 +18,7 @@ from tandem.platform.objectives import policy_objective
 from tandem.workers.models import batch_logprobs, load_policy, token_logits
 from tandem.workers.passes import infer
 from tandem.workers.runtime import Rank
+from tandem.workers.sync import Channel, ObjectStore, Sent, Transport, open_transport
 from tandem.workers.trained import TrainedWorker
 
 
@@ -46,6 +47,7 @@ class ActorWorker(TrainedWorker):
         super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s)
         self.spec = spec
         self._checksums: dict[str, int] = {}
+        self._transport: Transport = ObjectStore()
 
     def start(self, address: tuple[str, int] | None = None) -> None:
         """Loads the model and joins the other ranks at `address`; collective."""
@@ -57,21 +59,36 @@ class ActorWorker(TrainedWorker):
         """(B, T) float32 log-probs of the rows' tokens at the sampling temperature."""
         return infer(self.backend, batch, self.max_tokens, self._logprobs)
 
-    def weight_buckets(self) -> Iterator[dict[str, Tensor]]:
-        """The weights in parts, on the CPU; the checksums are taken on the way."""
+    def open_channel(self, channel: Channel) -> None:
+        """Opens the sending end; with `broadcast`, returns once all ends have."""
+        self._transport = open_transport(channel, self.device)
+
+    def weight_buckets(self, verify: bool = True) -> Iterator[Sent]:
+        """The weights in parts, as they are sent; with `verify` checksums are taken on the way."""
+        self.begin_export(verify)
+        for _ in range(self.backend.bucket_count(self.spec.trainer.bucket_mb << 20)):
+            yield self.next_bucket()
+        self.end_export()
+
+    def begin_export(self, verify: bool, shared: bool = False) -> int:
+        """Starts `next_bucket` at the first bucket; returns how many there are. `shared` sends them in the calls."""
         self._checksums = {}
-        for bucket in self.backend.named_weights(self.spec.trainer.bucket_mb << 20):
-            self._checksums |= {name: checksum(tensor) for name, tensor in bucket.items()}
-            yield bucket
+        self._sending: Transport = ObjectStore() if shared else self._transport
+        self._verify = verify
+        bucket_bytes = self.spec.trainer.bucket_mb << 20
+        self._export = self.backend.named_weights(bucket_bytes, self._sending.device)
+        return self.backend.bucket_count(bucket_bytes)
 
-    def begin_export(self) -> int:
-        """Starts `next_bucket` at the first bucket; returns how many there are."""
-        self._export = self.weight_buckets()
-        return self.backend.bucket_count(self.spec.trainer.bucket_mb << 20)
-
-    def next_bucket(self) -> dict[str, Tensor]:
+    def next_bucket(self) -> Sent:
         """The next bucket; collective, and empty on all ranks but the first."""
-        return next(self._export)
+        bucket = next(self._export)
+        if self._verify:
+            self._checksums |= {name: checksum(tensor.cpu()) for name, tensor in bucket.items()}
+        return Sent(self._sending.send(bucket) if bucket else {}, self._verify)
+
+    def end_export(self) -> None:
+        """Returns when nothing is on the way any more."""
+        self._sending.finish()
 
     def weight_checksums(self) -> dict[str, int]:
         """Checksum of every tensor that `weight_buckets` gave last."""

@@ -40,16 +40,21 @@ class ActorGroup(_Group):
         """One optimizer step per mini-batch, in order."""
         return _update(self.ranks, minibatches)
 
-    def weight_buckets(self) -> Iterator[Any]:
-        """References to the weights in parts; the tensors go from the actor to the engines, not through here."""
-        [count, *_] = self.ranks.wait("begin_export", [rank.begin_export.remote() for rank in self.ranks.handles])
+    def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Any]:
+        """References to the weights in parts; the tensors go from the actor to the engines, not through here.
+
+        `shared` sends them in the calls, whatever transport is open.
+        """
+        refs = [rank.begin_export.remote(verify, shared) for rank in self.ranks.handles]
+        [count, *_] = self.ranks.wait("begin_export", refs)
         for _ in range(count):
             refs = [rank.next_bucket.remote() for rank in self.ranks.handles]
             yield refs[0]
             self.ranks.wait("next_bucket", refs)
+        self.ranks.wait("end_export", [self.ranks.handles[0].end_export.remote()])
 
     def weight_checksums(self) -> dict[str, int]:
-        """Checksum of every tensor that `weight_buckets` gave last."""
+        """Checksum of every tensor that `weight_buckets` gave last; nothing if it did not verify."""
         [checksums] = self.ranks.wait("weight_checksums", [self.ranks.handles[0].weight_checksums.remote()])
         return dict(checksums)
 

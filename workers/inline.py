@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from tandem.platform.batch import Prompt, Rollout
 from tandem.platform.protocols import Sampling
 from tandem.workers.rollout import RolloutWorker
 from tandem.workers.rollout_group import compare_checksums
+from tandem.workers.sync import Sent
 
 
 class InlineRollouts:
@@ -34,7 +33,7 @@ class InlineRollouts:
         """The samples of a ticket."""
         return list(ticket[0])
 
-    def load_weights(self, bucket: dict[str, Tensor]) -> None:
+    def load_weights(self, bucket: Sent) -> None:
         """Takes one part of new weights."""
         self.worker.load_weights(bucket)
 

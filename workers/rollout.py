@@ -16,6 +16,7 @@ from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.workers.hf_engine import HFEngine, Sampled
 from tandem.workers.runtime import Rank, peak_memory_bytes, set_up
+from tandem.workers.sync import Channel, ObjectStore, Sent, Transport, open_transport
 
 
 class RolloutBackend(Protocol):
@@ -57,6 +58,7 @@ class RolloutWorker:
         self.spec, self.version = spec, 0
         self.device: torch.device = set_up(rank)
         self._arrived: dict[str, int] = {}
+        self._transport: Transport = ObjectStore()
 
     def start(self) -> None:
         """Loads the model into the engine."""
@@ -69,9 +71,16 @@ class RolloutWorker:
         owners = [prompt for prompt in prompts for _ in range(sampling.samples)]
         return [self._rollout(prompt, one) for prompt, one in zip(owners, sampled, strict=True)]
 
-    def load_weights(self, bucket: dict[str, Tensor]) -> None:
-        """Takes one part of new weights."""
-        self._arrived |= self.engine.load_weights(bucket)
+    def open_channel(self, channel: Channel) -> None:
+        """Opens the receiving end; with `broadcast`, returns once all ends have."""
+        self._transport = open_transport(channel, self.device)
+
+    def load_weights(self, sent: Sent, shared: bool = False) -> None:
+        """Takes one part of new weights; `shared`: it came in the call, whatever transport is open."""
+        bucket = (ObjectStore() if shared else self._transport).receive(sent.content)
+        arrived = self.engine.load_weights(bucket)
+        if sent.verify:
+            self._arrived |= arrived
 
     def finish_weights(self, version: int) -> dict[str, int]:
         """Declares the weights complete; returns the checksum of every tensor that arrived."""

@@ -15,8 +15,10 @@ from typing import Any
 import ray
 
 from tandem.platform.batch import Prompt, Rollout
-from tandem.platform.protocols import Actor, Sampling, WeightSyncError
+from tandem.platform.protocols import Sampling, WeightSyncError
 from tandem.workers.calls import Home, Ranks, WorkerDied
+from tandem.workers.groups import ActorGroup
+from tandem.workers.sync import Channel
 
 QUEUED = 2  # an engine has so many times what it runs at once: it never waits for the next prompt
 
@@ -70,6 +72,7 @@ class RolloutGroup:
         continuous: whether a replica takes new prompts while it runs others; each then goes alone.
         source: where a replica that replaces another gets its weights from.
         start: starts a new replica, and says where it runs.
+        transport: how weights come; `connect` opens it.
     """
 
     def __init__(
@@ -77,8 +80,9 @@ class RolloutGroup:
         ranks: Ranks,
         capacity: int,
         continuous: bool,
-        source: Actor | None = None,
+        source: ActorGroup | None = None,
         start: Callable[[int], Home] | None = None,
+        transport: str = "shared",
     ) -> None:
         self.ranks, self.capacity, self.continuous, self._source, self._start = ranks, capacity, continuous, source, start
         self._queue: deque[_Job] = deque()
@@ -86,6 +90,23 @@ class RolloutGroup:
         self._loading: list[tuple[int, Any]] = []
         self._dead: dict[int, WorkerDied] = {}
         self._version = 0
+        self._transport, self._connected = transport, 0
+
+    def connect(self) -> None:
+        """Opens the transport between the trainer's first rank and all replicas."""
+        if self._source is None or self._transport == "shared":
+            return
+        self._connected += 1
+        first, size = self._source.ranks.handles[0], 1 + len(self.ranks)
+        [address] = self._source.ranks.wait("address", [first.address.remote()])
+        channels = [
+            Channel(self._transport, rank, size, address, f"weights-{self._connected}", self.ranks.timeout_s)
+            for rank in range(size)
+        ]
+        sender = first.open_channel.remote(channels[0])
+        pairs = zip(self.ranks.handles, channels[1:], strict=True)
+        self.ranks.wait("open_channel", [handle.open_channel.remote(channel) for handle, channel in pairs])
+        self._source.ranks.wait("open_channel", [sender])
 
     @property
     def restarts(self) -> int:
@@ -187,11 +208,12 @@ class RolloutGroup:
             assert self._start is not None, "replicas that can be spawned can be started"
             assert self._source is not None, "replicas that can be spawned get their weights from somewhere"
             self.ranks.homes[rank] = self._start(rank)
-            for bucket in self._source.weight_buckets():
-                self.ranks.wait("load_weights", [handle.load_weights.remote(bucket)])
+            for bucket in self._source.weight_buckets(verify=True, shared=True):
+                self.ranks.wait("load_weights", [handle.load_weights.remote(bucket, True)])
             [arrived] = self.ranks.wait("finish_weights", [handle.finish_weights.remote(self._version)])
             compare_checksums(self._source.weight_checksums(), arrived, f"rollout replica {rank}")
             del self._dead[rank]
+            self.connect()
 
     def _dispatch(self) -> None:
         """Hands queued jobs, in order, to the replica with the least work outstanding, as far as any has room."""

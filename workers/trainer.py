@@ -20,6 +20,8 @@ from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Totals
 from tandem.workers.runtime import Rank, Rendezvous, join_process_group
 
+CPU = torch.device("cpu")
+
 Objective = Callable[[Callable[..., Any], TrainBatch], LossOutput]
 """(forward pass of the model, micro-batch on the device) -> its part of the loss of the mini-batch."""
 
@@ -45,8 +47,8 @@ class TrainerBackend(Protocol):
         """The largest `count` of all ranks."""
         ...
 
-    def named_weights(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
-        """Whole weights on rank 0, in parts of about `bucket_bytes`; empty on the others. All ranks iterate."""
+    def named_weights(self, bucket_bytes: int, device: torch.device = CPU) -> Iterator[dict[str, Tensor]]:
+        """Whole weights on rank 0, copied to `device` in parts of about `bucket_bytes`; empty on others. All iterate."""
         ...
 
     def bucket_count(self, bucket_bytes: int) -> int:
@@ -155,11 +157,11 @@ class DeepSpeedBackend:
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         return int(largest)
 
-    def named_weights(self, bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
+    def named_weights(self, bucket_bytes: int, device: torch.device = CPU) -> Iterator[dict[str, Tensor]]:
         """See `TrainerBackend.named_weights`; each bucket is gathered from its ZeRO shards once."""
         for bucket in self._buckets(bucket_bytes):
             with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
-                whole = {name: p.detach().to("cpu", copy=True) for name, p in bucket} if self.is_first else {}
+                whole = {name: p.detach().to(device, copy=True) for name, p in bucket} if self.is_first else {}
             yield whole  # outside the gathering, which would else last until the next bucket is asked for
 
     def bucket_count(self, bucket_bytes: int) -> int:

@@ -1,0 +1,193 @@
+"""How a bucket of weights gets from the trainer's first rank to the rollout replicas.
+
+    shared     through Ray's object store: shared memory on one host, a copy over the network to others
+    ipc        by CUDA IPC handles: nothing is copied; the trainer and the replicas share a GPU
+    broadcast  one collective for all replicas: NCCL between GPUs, gloo between CPUs; for several hosts
+
+A transport has two ends. `send` returns what travels in the Ray call, `receive` makes tensors of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+TRANSPORTS = ("shared", "ipc", "broadcast")
+Bucket = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What an end needs to know to open its transport."""
+
+    transport: str
+    rank: int = 0  # 0: the sender
+    size: int = 1
+    address: tuple[str, int] = ("", 0)  # of a store that all ends can reach
+    name: str = ""  # new for every set of ends
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A bucket on its way."""
+
+    content: Any  # as the transport's `send` made it
+    verify: bool  # whether both ends take checksums
+
+
+class Transport(Protocol):
+    """One end."""
+
+    device: torch.device
+    """Where the sender's tensors must be."""
+
+    def send(self, bucket: Bucket) -> Any:
+        """What the receivers are to be given; the tensors must stay as they are until the next call."""
+        ...
+
+    def receive(self, sent: Any) -> Bucket:
+        """The tensors of a bucket."""
+        ...
+
+    def finish(self) -> None:
+        """Returns when nothing is on the way any more."""
+        ...
+
+
+class ObjectStore:
+    """`shared`: the tensors themselves travel in the call."""
+
+    device = torch.device("cpu")
+
+    def send(self, bucket: Bucket) -> Bucket:
+        """The bucket."""
+        return bucket
+
+    def receive(self, sent: Bucket) -> Bucket:
+        """The bucket."""
+        return sent
+
+    def finish(self) -> None:
+        """Nothing: a call that has returned has everything."""
+
+
+class CudaIPC:
+    """`ipc`: handles travel; the sender's memory is read where it is."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._held: list[Bucket] = []  # a handle is good for as long as its memory is
+
+    def send(self, bucket: Bucket) -> dict[str, tuple[Any, Any]]:
+        """By name, the function that opens a handle, and its arguments."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        torch.cuda.synchronize()
+        self._held = [*self._held[-1:], bucket]
+        return {name: reduce_tensor(tensor) for name, tensor in bucket.items()}
+
+    def receive(self, sent: dict[str, tuple[Any, Any]]) -> Bucket:
+        """Tensors that lie in the sender's memory."""
+        return {name: rebuild(*arguments) for name, (rebuild, arguments) in sent.items()}
+
+    def finish(self) -> None:
+        """Lets the last buckets go."""
+        self._held = []
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a bucket lie in one run of bytes."""
+
+    tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...], int, int]]  # name, dtype, shape, first byte, bytes
+    size: int
+
+    @staticmethod
+    def of(bucket: Bucket) -> Layout:
+        """Tensors one after the other, each on a boundary of 16 bytes, which suits every dtype."""
+        tensors, offset = [], 0
+        for name, tensor in bucket.items():
+            size = tensor.numel() * tensor.element_size()
+            tensors.append((name, tensor.dtype, tuple(tensor.shape), offset, size))
+            offset += -(-size // 16) * 16
+        return Layout(tensors, offset)
+
+    def pack(self, bucket: Bucket, device: torch.device) -> Tensor:
+        """(size,) uint8."""
+        flat = torch.zeros(self.size, dtype=torch.uint8, device=device)
+        for name, dtype, shape, offset, size in self.tensors:
+            if size:
+                flat[offset : offset + size].view(dtype).view(shape).copy_(bucket[name])
+        return flat
+
+    def unpack(self, flat: Tensor) -> Bucket:
+        """The tensors, as views."""
+        return {
+            name: flat[offset : offset + size].view(dtype).view(shape) for name, dtype, shape, offset, size in self.tensors
+        }
+
+
+class Broadcast:
+    """`broadcast`: the layout travels in the call, the bytes in a collective of all ends."""
+
+    def __init__(self, channel: Channel, device: torch.device) -> None:
+        self.device, self.channel = device, channel
+        host, port = channel.address
+        timeout = timedelta(seconds=channel.timeout_s)
+        store = torch.distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        own = torch.distributed.PrefixStore(channel.name, store)
+        if device.type == "cuda":
+            options = torch.distributed.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group: Any = torch.distributed.ProcessGroupNCCL(own, channel.rank, channel.size, options)
+        else:
+            self._group = torch.distributed.ProcessGroupGloo(own, channel.rank, channel.size, timeout)
+        self._on_the_way: list[tuple[Any, Tensor]] = []
+
+    def send(self, bucket: Bucket) -> Layout:
+        """Starts the collective and returns at once: the receivers join when the layout has reached them."""
+        self.finish()
+        layout = Layout.of(bucket)
+        flat = layout.pack(bucket, self.device)
+        self._on_the_way = [(self._group.broadcast(flat, 0), flat)]
+        return layout
+
+    def receive(self, sent: Layout) -> Bucket:
+        """Joins the collective."""
+        flat = torch.empty(sent.size, dtype=torch.uint8, device=self.device)
+        self._group.broadcast(flat, 0).wait()
+        return sent.unpack(flat)
+
+    def finish(self) -> None:
+        """Waits for what was sent last."""
+        for work, _ in self._on_the_way:
+            work.wait()
+        self._on_the_way = []
+
+
+def open_transport(channel: Channel, device: torch.device) -> Transport:
+    """One end of a channel, in a process whose models are on `device`. With `broadcast` all ends must open at once."""
+    if channel.transport == "broadcast":
+        return Broadcast(channel, device)
+    return CudaIPC() if channel.transport == "ipc" else ObjectStore()
+
+
+def choose_transport(wanted: str, nodes: Sequence[str], on_gpu: bool, share_device: bool) -> str:
+    """What `trainer.weight_transport` means for a trainer and replicas on these nodes; auto picks the cheapest that works.
+
+    Args:
+        share_device: whether every replica is on the GPU of the trainer's first rank.
+    """
+    if wanted != "auto":
+        return wanted
+    if len(set(nodes)) > 1:
+        return "broadcast"
+    if not on_gpu:
+        return "shared"
+    return "ipc" if share_device else "broadcast"
