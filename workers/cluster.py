@@ -33,7 +33,7 @@ def connected(config: ClusterConfig, dashboard: bool = False) -> Iterator[float]
         # Without "local" Ray would join whatever cluster an address file or RAY_ADDRESS names.
         ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, **common)
     else:
-        _check_answers(config.address)
+        check_answers(config.address)
         # Workers of a joined cluster do not inherit this process's environment.
         variables = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
         ray.init(address=config.address, runtime_env={"env_vars": variables}, **common)
@@ -59,7 +59,12 @@ def _cgroup_cpus(path: str = "/sys/fs/cgroup/cpu.max") -> float | None:
         return None
 
 
-def _check_answers(address: str) -> None:
+def check_answers(address: str) -> None:
+    """Refuses an address that is malformed or where nothing listens.
+
+    Raises:
+        ConfigError: within seconds, with what to do.
+    """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"cluster.address={address}: expected host:port, for example 10.0.0.1:6379")
