@@ -77,6 +77,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     watching = alarms()
     with roles_of(config, algorithm, path) as roles:
         display.begin(steps)
+        spans = Spans(display.phase)
         driver = Driver(
             config,
             algorithm,
@@ -84,11 +85,14 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
             source,
             steps,
             evaluation,
-            Spans(display.phase),
+            spans,
             on_step=lambda step, result: _keep(config, recorder, display, watching, step, result),
             on_eval=lambda metrics: _keep_first(recorder, display, metrics),
         )
-        driver.run()
+        try:
+            driver.run()
+        except WorkerFailed as error:
+            raise WorkerFailed(f"step {driver.number}, phase {spans.last}: {error}") from error
         display.phase("closing")
 
 

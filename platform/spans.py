@@ -15,11 +15,13 @@ class Spans:
 
     def __init__(self, on_enter: Callable[[str], None] = lambda name: None) -> None:
         self._on_enter = on_enter
+        self.last = ""  # entered
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Times the body under `name`."""
+        self.last = name
         self._on_enter(name)
         start = time.perf_counter()
         try:

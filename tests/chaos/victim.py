@@ -1,7 +1,7 @@
 """A small run in which one worker is hurt in a chosen phase of a chosen step: `python victim.py JSON`.
 
-The JSON has role ("critic-0"), phase, step, how ("kill", "hang", "raise", "memory"), overrides. Prints a line `hurt <seconds since
-the epoch>` when it happens; the run ends as any run of `launch/main.py` does.
+The JSON has role ("critic-0", or "head" for Ray's), phase, step, how (kill, hang, memory) and overrides. Prints `hurt` and the
+seconds since the epoch when it happens; the run ends as any run of `launch/main.py` does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 from typing import Any
+
+import psutil
 
 from tandem.launch import run as launch_run
 from tandem.launch.compose import compose
@@ -25,16 +27,11 @@ def hang(worker: Any) -> None:
 
 
 def exhaust(worker: Any) -> None:
-    """Asks for more memory than there is."""
+    """Leaves the worker no memory beyond what it has."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    worker.hoard = [bytearray(1 << 28) for _ in range(64)]
-
-
-def fail(worker: Any) -> None:
-    """Raises, as a defect would."""
-    raise RuntimeError("planted failure")
+    size = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 class Attacker(SilentDisplay):
@@ -46,24 +43,33 @@ class Attacker(SilentDisplay):
     def phase(self, name: str) -> None:
         """Hurts the victim at the beginning of the chosen phase."""
         self.step += name == "step"
-        if self.done or name != self.plan["phase"] or self.step != self.plan["step"]:
-            return
-        self.done = True
+        if not self.done and name == self.plan["phase"] and self.step == self.plan["step"]:
+            self.done = True
+            self.attack(self.plan["role"], self.plan["how"])
+
+    def attack(self, role: str, how: str) -> None:
+        """Says when, and acts."""
         import ray
 
-        victim = ray.get_actor(self.plan["role"])
+        if role == "head":
+            servers = [child for child in psutil.Process().children(recursive=True) if child.name() == "gcs_server"]
+            print("hurt", time.time(), flush=True)
+            for server in servers:
+                server.kill()
+            return
+        victim = ray.get_actor(role)
         pid = ray.get(victim.__ray_call__.remote(lambda worker: os.getpid()))
-        print("hurt", time.time(), flush=True)
-        if self.plan["how"] == "kill":
+        if how == "kill":
             os.kill(pid, signal.SIGKILL)
         else:
-            victim.__ray_call__.remote({"hang": hang, "raise": fail, "memory": exhaust}[self.plan["how"]])
+            victim.__ray_call__.remote({"hang": hang, "memory": exhaust}[how])
+        print("hurt", time.time(), flush=True)
 
 
 def main() -> int:
     """Runs with the attacker as the display."""
     plan = json.loads(sys.argv[1])
-    launch_run.make_display = lambda tracking: Attacker(plan)  # type: ignore[assignment]
+    launch_run.make_display = lambda tracking: Attacker(plan)
     config, given = compose(plan["overrides"])
     validate(config, given)
     return launch_run.run(config, time.time())
