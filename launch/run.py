@@ -8,10 +8,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tandem.launch import prepare
 from tandem.launch.display import Display, make_display
@@ -75,7 +77,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
     watching = alarms()
-    with roles_of(config, algorithm, path) as roles:
+    with roles_of(config, algorithm, path, lambda why: _abandon(recorder, display, why)) as roles:
         display.begin(steps)
         spans = Spans(display.phase)
         driver = Driver(
@@ -97,7 +99,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
 
 
 @contextmanager
-def roles_of(config: Config, algorithm: Algorithm, path: str) -> Iterator[Roles]:
+def roles_of(config: Config, algorithm: Algorithm, path: str, on_head_lost: Callable[[str], None]) -> Iterator[Roles]:
     """The roles of the run, ready; ended when the body ends, however that is."""
     with ExitStack() as stack:
         if config.cluster.name == "inline":
@@ -105,7 +107,7 @@ def roles_of(config: Config, algorithm: Algorithm, path: str) -> Iterator[Roles]
             stack.callback(workers["reward"].close)
             yield inline_roles(workers)
             return
-        cpus = stack.enter_context(connected(config.cluster))
+        cpus = stack.enter_context(connected(config.cluster, on_head_lost=on_head_lost))
         signal.signal(signal.SIGTERM, _terminate)  # again: ray.init sets a handler of its own
         ray_roles = RayRoles(config, algorithm, path, cpus)
         stack.callback(ray_roles.close)
@@ -180,6 +182,17 @@ def _show_warm_start(display: Display, step: int, total: int) -> None:
 
 def _terminate(number: int, frame: Any) -> None:
     raise Terminated
+
+
+def _abandon(recorder: Recorder, display: Display, why: str) -> None:
+    """Ends a run whose cluster is gone: the main thread waits for it and can do nothing more."""
+    code = _end(recorder, display, "failed", why, 1)
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=5)
+    os._exit(code)
 
 
 def _end(recorder: Recorder, display: Display, status: str, error: str | None, code: int) -> int:

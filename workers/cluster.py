@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tandem.platform.config import ClusterConfig, ConfigError
 
 CONNECT_TIMEOUT_S = 5.0
+HEAD_LOOKED_AT_S = 5.0  # seconds between looks at Ray's head
+HEAD_LOST_AFTER = 3  # looks in a row that found nothing
 
 
 @contextmanager
-def connected(config: ClusterConfig, dashboard: bool = False) -> Iterator[float]:
+def connected(
+    config: ClusterConfig, dashboard: bool = False, on_head_lost: Callable[[str], None] | None = None
+) -> Iterator[float]:
     """Connects to Ray for the body; yields the CPUs of the cluster.
 
     A joined cluster is never stopped. Names of actors live in a namespace of this run, so runs can share a cluster.
@@ -37,10 +42,38 @@ def connected(config: ClusterConfig, dashboard: bool = False) -> Iterator[float]
         # Workers of a joined cluster do not inherit this process's environment.
         variables = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
         ray.init(address=config.address, runtime_env={"env_vars": variables}, **common)
+    watch = _watch_head(ray.get_runtime_context().gcs_address, on_head_lost) if on_head_lost else None
     try:
         yield float(ray.cluster_resources().get("CPU", 0.0))
     finally:
-        ray.shutdown()
+        ray.shutdown()  # waits for a head that is gone, so it is watched until here
+        if watch is not None:
+            watch.set()
+
+
+def _watch_head(address: str, on_lost: Callable[[str], None]) -> threading.Event:
+    """Looks at Ray's head every few seconds; calls `on_lost(why)`, from a thread, once it has been gone for too long.
+
+    Ray itself would end this process after a minute, without a word to the run. Setting the event that is returned ends it.
+    """
+    host, _, port = address.rpartition(":")
+    stop = threading.Event()
+
+    def watch() -> None:
+        failures = 0
+        while not stop.wait(HEAD_LOOKED_AT_S):
+            try:
+                socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+                failures = 0
+            except OSError as error:
+                failures += 1
+                if failures == HEAD_LOST_AFTER:
+                    gone = f"nothing answers at {address} ({error})"
+                    on_lost(f"Ray's head is gone: {gone}. Its process or its node has ended; start the cluster again")
+                    return
+
+    threading.Thread(target=watch, name="head watch", daemon=True).start()
+    return stop
 
 
 def usable_cpus() -> int:

@@ -1,7 +1,7 @@
 """A small run in which one worker is hurt in a chosen phase of a chosen step: `python victim.py JSON`.
 
-The JSON has role ("critic-0", or "head" for Ray's), phase, step, how (kill, hang, memory) and overrides. Prints `hurt` and the
-seconds since the epoch when it happens; the run ends as any run of `launch/main.py` does.
+The JSON has role ("critic-0", or "head" for Ray's), phase, step, how (kill, hang, memory) and overrides. Prints `hurt` and
+the seconds since the epoch when it happens; the run ends as any run of `launch/main.py` does.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Attacker(SilentDisplay):
     """Sees the phases of the run from the outside, as a display does, and acts in one."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan, self.step, self.done = plan, 0, False
+        self.plan, self.at_step, self.done = plan, 0, False
 
     def phase(self, name: str) -> None:
         """Hurts the victim at the beginning of the chosen phase."""
-        self.step += name == "step"
-        if not self.done and name == self.plan["phase"] and self.step == self.plan["step"]:
+        self.at_step += name == "step"
+        if not self.done and name == self.plan["phase"] and self.at_step == self.plan["step"]:
             self.done = True
             self.attack(self.plan["role"], self.plan["how"])
 
