@@ -82,8 +82,7 @@ class Ranks:
             if isinstance(cause, ValueError):  # the user's to mend: passed on as it is
                 raise cause from None
             # As an instance of its cause's class too, a RayTaskError has its traceback in its text alone.
-            where = f"
-{getattr(error, 'traceback_str', '') or error}"
+            where = f"\n{getattr(error, 'traceback_str', '') or error}"
             raise WorkerFailed(f"{self.who(rank)} failed in `{what}`: {type(cause).__name__}: {cause}{where}") from error
         except (ActorDiedError, RayActorError) as error:
             text = f"{self.who(rank)} died in `{what}`: {_likely_cause(str(error))}{self._log(rank)}"
