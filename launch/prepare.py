@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tandem.platform.batch import Prompt
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.data import DataOrder, Row, check_answers, read_rows
@@ -15,6 +17,7 @@ from tandem.platform.prompts import EncodedRow, EncodedRows, encode_rows
 from tandem.platform.source import PromptSource, as_prompt
 from tandem.platform.tasks import load_task
 from tandem.workers.models import LOAD_ERRORS, cannot_load, check_score_head
+from tandem.workers.rollout import engine_name
 from tandem.workers.tokenizer import load_tokenizer
 
 
@@ -90,6 +93,15 @@ def check_critic(config: Config, tokenizer: Any) -> None:
             f"critic.path={path} has another vocabulary than the actor: {len(different)} of its tokens have another number "
             f"or are missing, {different[0]!r} first. Set critic.path to a model of the same family, or leave it out"
         )
+
+
+def check_engine(config: Config) -> None:
+    """Refuses a rollout engine that is not installed, before anything is built.
+
+    Raises:
+        ConfigError: what to install.
+    """
+    engine_name(config.rollout.engine, torch.cuda.is_available())
 
 
 def check_stop_ids(config: Config, tokenizer: Any) -> None:

@@ -34,8 +34,9 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
     """What a rank of each role that the run needs is made from. `path`: the model's folder or hub name."""
     budget, longest = config.train.max_tokens_per_microbatch, config.rollout.max_response_tokens
     timeout_s, temperature = config.cluster.call_timeout_s, config.rollout.temperature
+    rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
     specs: dict[str, Any] = {
-        "rollout": RolloutSpec(path, config.model, config.rollout, algorithm.estimator.rewards_steps),
+        "rollout": RolloutSpec(path, config.model, rollout, algorithm.estimator.rewards_steps),
         "reward": config.reward,
         "actor": ActorSpec(
             path,
@@ -90,7 +91,8 @@ def placement_of(config: Config, algorithm: Algorithm, cpus: float, gpu: bool) -
     """The bundles of the run on a cluster with so many CPUs; every role with a model gets a device if `gpu`."""
     ranks = role_ranks(config, algorithm)
     with_model = [name for name in ranks if name != "reward" or config.reward.model is not None]
-    return plan_placement(ranks, with_model if gpu else (), config.placement, cpus)
+    wide = {"rollout": config.rollout.tensor_parallel}
+    return plan_placement(ranks, with_model if gpu else (), config.placement, cpus, wide)
 
 
 def wants_gpu(config: Config, available: bool) -> bool:

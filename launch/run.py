@@ -65,6 +65,7 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
     """The whole training: model and data, roles up, loop, roles down."""
     signal.signal(signal.SIGTERM, _terminate)
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    prepare.check_engine(config)
     display.phase("model")
     path = prepare.model_path(config, lambda step, total: _show_warm_start(display, step, total))
     prepare.check_context(config, path)

@@ -28,7 +28,7 @@ PADDED = -1  # what padding holds in integer fields; no code may depend on it
 class StopReason(StrEnum):
     """Why the sampling of a response ended."""
 
-    STOP = "stop"  # a stop token was sampled; it is the last response token
+    STOP = "stop"  # a stop token was sampled, or one that completes a stop string; it is the last response token
     LENGTH = "length"  # the token limit was reached
 
     @property

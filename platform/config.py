@@ -92,7 +92,9 @@ class ModelConfig:
 class RolloutConfig:
     """How responses are sampled."""
 
-    engine: str = setting("hf", "what samples", choices=("hf",))
+    engine: str = setting(
+        "auto", "what samples; auto: vllm where there is CUDA and vLLM, else hf", choices=("auto", "hf", "vllm")
+    )
     samples_per_prompt: int = setting(8, "responses per prompt, the group size G", at_least=1)
     max_response_tokens: int = setting(32, "longest response, in tokens", at_least=1)
     temperature: float = setting(1.0, "of sampling; every log-prob uses it", above=0)
@@ -101,9 +103,17 @@ class RolloutConfig:
     replicas: int = setting(1, "engines that sample in parallel", at_least=1)
     max_batch_sequences: int = setting(256, "sequences an engine runs at once", at_least=1)
     stop_token_ids: list[int] = setting([], "end a response, besides the model's own end tokens")
+    stop: list[str] = setting([], "texts that end a response, and stay in it")
     keep_special_tokens: bool = setting(False, "leave special tokens in the text that reward functions read")
     max_staleness: int = setting(0, "policy updates a sample may lag behind; 0 is synchronous", at_least=0, at_most=8)
     seed: int | None = setting(None, "seed of sampling; null: run.seed", at_least=0)
+    tensor_parallel: int = setting(1, "GPUs that share one vllm engine", at_least=1)
+    gpu_memory_share: float = setting(0.5, "of each GPU for vllm, weights and cache together", above=0, at_most=1)
+    kv_cache_gb: float = setting(1.0, "GiB of vllm's key-value cache on a CPU", above=0)
+    max_model_tokens: int | None = setting(
+        None, "longest sequence that vllm makes room for; null: prompt and response", at_least=1
+    )
+    prefix_caching: bool = setting(True, "vllm computes a prompt that it has seen under the same weights once")
 
 
 @dataclass

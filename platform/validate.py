@@ -16,6 +16,7 @@ from tandem.platform.metrics import TOTALS
 from tandem.platform.rewards import REWARDS
 from tandem.platform.validate_algo import algo_problems, algo_warnings
 
+OF_VLLM = tuple(f"rollout.{name}" for name in ("gpu_memory_share", "kv_cache_gb", "max_model_tokens", "prefix_caching"))
 BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
 
 
@@ -126,6 +127,24 @@ def _model(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iter
         yield "model=pretrained needs model.path=<folder or hub name>"
 
 
+def _engine(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    rollout, parallel = config.rollout, f"rollout.tensor_parallel={config.rollout.tensor_parallel}"
+    if "" in rollout.stop:
+        yield f"rollout.stop={rollout.stop}: an empty text would end every response at once. Remove it"
+    if rollout.max_model_tokens is not None and rollout.max_model_tokens < config.max_sequence_tokens:
+        yield (
+            f"rollout.max_model_tokens={rollout.max_model_tokens} tokens is less than one sequence: "
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} + rollout.max_response_tokens="
+            f"{rollout.max_response_tokens} = {config.max_sequence_tokens} tokens. Set it to that or more, or leave it out"
+        )
+    if rollout.tensor_parallel == 1:
+        return
+    if rollout.engine == "hf":
+        yield f"{parallel}: only rollout.engine=vllm runs on several GPUs. Set that, or rollout.tensor_parallel=1"
+    if config.cluster.name != "inline" and config.placement.name == "colocated":
+        yield f"{parallel} GPUs belong to one engine, but placement=colocated shares each. Set placement=split"
+
+
 def _rewards(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     reward = config.reward
     for name in reward.functions:
@@ -161,6 +180,9 @@ def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     owned = [key for key in given if key.startswith(("model.tiny.", "model.warmstart."))]
     if config.model.name != "tiny" and owned:
         yield f"{', '.join(sorted(owned))}: not read, since model.path={config.model.path} is set"
+    unread = [key for key in given if key in OF_VLLM]
+    if config.rollout.engine == "hf" and unread:
+        yield f"{', '.join(sorted(unread))}: not read, since rollout.engine=hf"
     tasks = [key for key in given if key.startswith("task.")]
     if config.data.train is not None and tasks:
         yield f"{', '.join(sorted(tasks))}: not read, since data.train={config.data.train} is set"
@@ -172,4 +194,4 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     return f". Did you mean {close[0]}?" if close else ""
 
 
-_RELATIONS = (_estimator, _batch_sizes, _length, algo_problems, _model, _rewards, _cluster)
+_RELATIONS = (_estimator, _batch_sizes, _length, algo_problems, _model, _engine, _rewards, _cluster)

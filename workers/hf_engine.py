@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,16 +16,8 @@ from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
 from tandem.workers.models import load_policy
+from tandem.workers.sampled import Sampled, end_token_ids
 from tandem.workers.tokenizer import load_tokenizer
-
-
-@dataclass
-class Sampled:
-    """One response as an engine returns it."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stop: StopReason = StopReason.LENGTH
 
 
 class HFEngine:
@@ -35,11 +27,16 @@ class HFEngine:
     nor of how many engines share the work (up to float rounding of the logits).
     """
 
+    continuous: ClassVar[bool] = False
+
     def __init__(self, path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.device) -> None:
         self.model = load_policy(path, model).to(device).eval().requires_grad_(False)
         self.tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
         self.device, self.max_rows = device, rollout.max_batch_sequences
-        self.stop_ids = stop_token_ids(self.model, self.tokenizer) | set(rollout.stop_token_ids)
+        ends = end_token_ids(getattr(self.model, "generation_config", None), self.tokenizer)
+        self.stop_ids = ends | set(rollout.stop_token_ids)
+        self.stop, self._skip_special = tuple(rollout.stop), not rollout.keep_special_tokens
+        self._turn = threading.Lock()
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
         """The samples of each prompt side by side, in order of the prompts."""
@@ -47,20 +44,38 @@ class HFEngine:
         # Rows of similar length run together; a stable order keeps the samples of a prompt in one wave where they fit.
         order = sorted(range(len(wanted)), key=lambda row: len(wanted[row][0].ids))
         results: list[Sampled] = [Sampled() for _ in wanted]
-        for start in range(0, len(order), self.max_rows):
-            wave = order[start : start + self.max_rows]
-            for row, sampled in zip(wave, self._wave([wanted[row] for row in wave], sampling), strict=True):
-                results[row] = sampled
+        with self._turn:
+            for start in range(0, len(order), self.max_rows):
+                wave = order[start : start + self.max_rows]
+                for row, sampled in zip(wave, self._wave([wanted[row] for row in wave], sampling), strict=True):
+                    results[row] = sampled
         return results
 
     def load_weights(self, bucket: dict[str, Tensor]) -> dict[str, int]:
         """Copies tensors into the model by name; returns the checksum of each as it now stands here."""
         own = dict(self.model.named_parameters())
         arrived = {}
-        for name, tensor in bucket.items():
-            own[name].data.copy_(tensor)
-            arrived[name] = checksum(own[name].data.to(tensor.dtype).cpu())
+        with self._turn:
+            for name, tensor in bucket.items():
+                own[name].data.copy_(tensor)
+                arrived[name] = checksum(own[name].data.to(tensor.dtype).cpu())
         return arrived
+
+    def finish_weights(self) -> None:
+        """Nothing is held back, and no cache outlives a call."""
+
+    def sleep(self) -> None:
+        """Moves the weights out of the device's memory."""
+        if self.device.type == "cuda":
+            with self._turn:
+                self.model.to("cpu")
+                torch.cuda.empty_cache()
+
+    def wake(self, what: str) -> None:
+        """Moves the weights back where `what` is "weights"; a cache is made with each call."""
+        if what == "weights":
+            with self._turn:
+                self.model.to(self.device)
 
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
@@ -83,7 +98,7 @@ class HFEngine:
             for place, (row, token, logprob) in enumerate(triples):
                 results[row].ids.append(token)
                 results[row].logprobs.append(logprob)
-                if token in self.stop_ids:
+                if token in self.stop_ids or self._ends_by_text(results[row].ids):
                     results[row].stop = StopReason.STOP
                 else:
                     running.append(place)
@@ -93,6 +108,13 @@ class HFEngine:
             rows = rows[kept]
             state.advance(tokens[kept], kept)
         return results
+
+    def _ends_by_text(self, ids: list[int]) -> bool:
+        """Whether the text so far holds a stop string; all of it is decoded, since tokens may depend on earlier ones."""
+        if not self.stop:
+            return False
+        text = self.tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        return any(one in text for one in self.stop)
 
 
 class _Decoding:
@@ -164,13 +186,6 @@ def cut_logits(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
         up_to = ordered.double().softmax(dim=-1).cumsum(dim=-1)
         ordered = ordered.masked_fill(pad(up_to[:, :-1], (1, 0)) >= top_p, -torch.inf)
     return torch.empty_like(logits).scatter_(1, order, ordered)
-
-
-def stop_token_ids(model: Any, tokenizer: Any) -> set[int]:
-    """The ids that end a response by the model's generation config and its tokenizer."""
-    found = [getattr(source, "eos_token_id", None) for source in (getattr(model, "generation_config", None), tokenizer)]
-    flat = [token for one in found for token in (one if isinstance(one, list) else [one])]
-    return {int(token) for token in flat if token is not None}
 
 
 def _uniforms(wanted: list[tuple[Prompt, int]], sampling: Sampling) -> Tensor:

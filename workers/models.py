@@ -80,6 +80,28 @@ def _load(cls: Any, path: str, config: ModelConfig, **options: Any) -> Any:
         raise cannot_load(f"the model at {path}", path, error) from error
 
 
+def generation_config(path: str, config: ModelConfig) -> Any:
+    """How the model at `path` says it is sampled from, its end tokens among it; without such a file, its config."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:
+        return AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+
+
+def policy_bytes(path: str, config: ModelConfig) -> int:
+    """Bytes of the weights of the causal language model at `path`, from its config alone: no weight is read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trust = config.trust_remote_code
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(path, trust_remote_code=trust), trust_remote_code=trust
+        )
+    return sum(parameter.numel() for parameter in skeleton.parameters()) * DTYPES[config.dtype].itemsize
+
+
 def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
     """Why `what` cannot be loaded from a folder or hub name; a missing folder is called one."""
     if path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():

@@ -40,9 +40,14 @@ class Placement:
 
 
 def plan_placement(
-    ranks: Mapping[str, int], on_gpu: Collection[str], config: PlacementConfig, total_cpus: float
+    ranks: Mapping[str, int],
+    on_gpu: Collection[str],
+    config: PlacementConfig,
+    total_cpus: float,
+    wide: Mapping[str, int] | None = None,
 ) -> Placement:
-    """The bundles for `ranks` (ranks by role); roles in `on_gpu` get a device or a share of one.
+    """The bundles for `ranks` (ranks by role); roles in `on_gpu` get a device or a share of one, those in `wide` as many
+    devices to each rank as it says where bundles are not shared.
 
     colocated: as many bundles as the widest role has ranks; rank i of each role shares bundle i and they take turns,
     so each may use all of its threads. split: one bundle for each rank of each role.
@@ -59,9 +64,10 @@ def plan_placement(
     for bundle in range(count):
         tenants = [(role, rank) for role, rank, place in places if place == bundle]
         devices = [role for role, _ in tenants if role in on_gpu]
-        bundles.append({"CPU": cpus, "GPU": 1.0} if devices else {"CPU": cpus})
+        width = float((wide or {}).get(devices[0], 1)) if len(devices) == 1 else 1.0
+        bundles.append({"CPU": cpus, "GPU": width} if devices else {"CPU": cpus})
         for role, rank in tenants:
-            gpus = _share(1.0, len(devices)) if role in devices else 0.0
+            gpus = _share(width, len(devices)) if role in devices else 0.0
             slots.append(Slot(role, rank, bundle, _share(cpus, len(tenants)), gpus, threads))
     return Placement(tuple(bundles), tuple(slots), config.strategy)
 

@@ -5,40 +5,75 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.platform.batch import Prompt, Rollout, StopReason
-from tandem.platform.config import ModelConfig, RolloutConfig
+from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
-from tandem.workers.hf_engine import HFEngine, Sampled
+from tandem.workers.hf_engine import HFEngine
 from tandem.workers.runtime import Rank, peak_memory_bytes, set_up
+from tandem.workers.sampled import Sampled
 from tandem.workers.sync import Channel, ObjectStore, Sent, Transport, open_transport
+from tandem.workers.vllm_engine import VLLMEngine
 
 
 class RolloutBackend(Protocol):
     """An engine that samples."""
 
+    continuous: ClassVar[bool]  # whether calls of several threads run in one batch; else they take turns
     tokenizer: Any
+    stop_ids: set[int]  # tokens that end a response
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
-        """The samples of each prompt side by side, in order of the prompts."""
+        """The samples of each prompt side by side, in order of the prompts; may be called by several threads."""
         ...
 
     def load_weights(self, bucket: dict[str, Tensor]) -> dict[str, int]:
         """Takes new values of some weights; returns the checksum of each as it stands in the engine."""
         ...
 
+    def finish_weights(self) -> None:
+        """All weights have arrived: whatever was held back or computed with the old ones is gone."""
+        ...
+
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
         ...
 
+    def sleep(self) -> None:
+        """Frees the device's memory for others until `wake`."""
+        ...
 
-ENGINES: dict[str, Any] = {"hf": HFEngine}
+    def wake(self, what: str) -> None:
+        """Takes back the memory of the "weights", which may then be loaded, and after them that of the "cache"."""
+        ...
+
+
+ENGINES: dict[str, Any] = {"hf": HFEngine, "vllm": VLLMEngine}
 """By the name used in `rollout.engine`. An engine is one file, one line here, one parameter of the contract tests."""
+
+
+def engine_name(asked: str, on_gpu: bool) -> str:
+    """The engine that `rollout.engine=asked` means on a device: auto is vllm on CUDA if it is installed, else hf.
+
+    Raises:
+        ConfigError: vllm is asked for and not installed.
+    """
+    installed = find_spec("vllm") is not None
+    if asked == "vllm" and not installed:
+        extra = "gpu" if on_gpu else "cpu"
+        raise ConfigError(
+            f"rollout.engine=vllm, but vLLM is not installed here. Install it, `pip install 'tandem-rl[{extra}]'` or "
+            f"`pip install --editable '.[{extra}]'` in a checkout, or set rollout.engine=hf"
+        )
+    if asked != "auto":
+        return asked
+    return "vllm" if on_gpu and installed else "hf"
 
 
 @dataclass(frozen=True)
@@ -63,13 +98,15 @@ class RolloutWorker:
     def start(self) -> None:
         """Loads the model into the engine."""
         spec = self.spec
-        self.engine: RolloutBackend = ENGINES[spec.rollout.engine](spec.path, spec.model, spec.rollout, self.device)
+        name = engine_name(spec.rollout.engine, self.device.type == "cuda")
+        self.engine: RolloutBackend = ENGINES[name](spec.path, spec.model, spec.rollout, self.device)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Rollout]:
         """The samples of each prompt side by side, in order of the prompts, marked with the version of the weights."""
+        version = self.version  # of the oldest weights behind these samples, should new ones come meanwhile
         sampled = self.engine.generate(prompts, sampling)
         owners = [prompt for prompt in prompts for _ in range(sampling.samples)]
-        return [self._rollout(prompt, one) for prompt, one in zip(owners, sampled, strict=True)]
+        return [self._rollout(prompt, one, version) for prompt, one in zip(owners, sampled, strict=True)]
 
     def open_channel(self, channel: Channel) -> None:
         """Opens the receiving end; with `broadcast`, returns once all ends have."""
@@ -84,19 +121,28 @@ class RolloutWorker:
 
     def finish_weights(self, version: int) -> dict[str, int]:
         """Declares the weights complete; returns the checksum of every tensor that arrived."""
+        self.engine.finish_weights()
         self.version = version
         arrived, self._arrived = self._arrived, {}
         return arrived
+
+    def sleep(self) -> None:
+        """Frees the device's memory for others until `wake`."""
+        self.engine.sleep()
+
+    def wake(self, what: str) -> None:
+        """Takes back the memory of the "weights", then, once they are loaded, of the "cache"."""
+        self.engine.wake(what)
 
     def memory(self) -> dict[str, int]:
         """Bytes of this replica by kind, and the peak of its process."""
         weights = self.engine.weight_bytes()
         return {"weights": weights, "gradients": 0, "optimizer": 0, "peak": peak_memory_bytes(self.device)}
 
-    def _rollout(self, prompt: Prompt, sampled: Sampled) -> Rollout:
+    def _rollout(self, prompt: Prompt, sampled: Sampled, version: int) -> Rollout:
         keep = self.spec.rollout.keep_special_tokens
-        # The stop token is not part of the text, whether or not the tokenizer calls it special.
-        ended = sampled.stop is StopReason.STOP and not keep
+        # The stop token is not part of the text, whether or not the tokenizer calls it special. A stop string is.
+        ended = sampled.stop is StopReason.STOP and sampled.ids[-1] in self.engine.stop_ids and not keep
         written = sampled.ids[:-1] if ended else sampled.ids
         decode = partial(self.engine.tokenizer.decode, skip_special_tokens=not keep)
         text = decode(written)
@@ -107,7 +153,7 @@ class RolloutWorker:
             response_mask=(True,) * len(sampled.ids),
             logprobs=tuple(sampled.logprobs),
             stop=sampled.stop,
-            policy_version=self.version,
+            policy_version=version,
             response_text=text,
             token_ends=tuple(ends),
         )

@@ -18,10 +18,10 @@ from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReas
 from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.rewards import RewardError
-from tandem.workers.hf_engine import Sampled
 from tandem.workers.reward import RewardWorker
 from tandem.workers.rollout import RolloutSpec, RolloutWorker, token_ends
 from tandem.workers.runtime import Rank
+from tandem.workers.sampled import Sampled
 
 STEPS = """
 def words(sample):
@@ -119,9 +119,9 @@ def test_rollouts_say_where_their_tokens_end(bpe: Any, bpe_path: str, keep: bool
 def test_a_response_that_is_a_stop_token_alone_has_no_characters(tiny_path: str) -> None:
     worker = rollout_worker(tiny_path)
     prompt = Prompt((3, 4), 0, "")
-    assert worker._rollout(prompt, Sampled([1], [-0.5], StopReason.STOP)).token_ends == (0,)
-    assert worker._rollout(prompt, Sampled([1, 5], [-0.5, -0.5])).token_ends == (0, 1)
-    assert worker._rollout(prompt, Sampled()).token_ends == ()
+    assert worker._rollout(prompt, Sampled([1], [-0.5], StopReason.STOP), 0).token_ends == (0,)
+    assert worker._rollout(prompt, Sampled([1, 5], [-0.5, -0.5]), 0).token_ends == (0, 1)
+    assert worker._rollout(prompt, Sampled(), 0).token_ends == ()
 
 
 def test_no_ends_are_counted_where_no_estimator_reads_them(tiny_path: str) -> None:

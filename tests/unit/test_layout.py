@@ -103,7 +103,7 @@ def test_names_of_rewards_and_estimators_are_choices_of_the_schema() -> None:
     assert choices["algo.kl_loss_estimator"] == choices["algo.kl_reward_estimator"] == set(KL_ESTIMATORS)
     assert choices["algo.loss_aggregation"] == set(AGGREGATIONS)
     assert choices["task.name"] == set(TASKS)
-    assert choices["rollout.engine"] == set(ENGINES)
+    assert choices["rollout.engine"] == {"auto", *ENGINES}
     assert choices["trainer.name"] == set(BACKENDS)
 
 

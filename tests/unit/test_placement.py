@@ -52,6 +52,15 @@ def test_split_asks_for_devices_only_where_they_are_used() -> None:
     assert {slot.gpus for slot in placement.of("actor")} == {1.0}
 
 
+def test_an_engine_on_several_devices_has_them_in_its_own_bundle() -> None:
+    wide = {"rollout": 4}
+    split = plan_placement(RANKS, ("rollout", "actor"), PlacementConfig(name="split"), 6, wide)
+    assert [bundle.get("GPU", 0) for bundle in split.bundles] == [4, 4, 0, 1, 1, 0]
+    assert {slot.gpus for slot in split.of("rollout")} == {4.0}
+    assert {slot.gpus for slot in split.of("actor")} == {1.0}
+    assert plan_placement(RANKS, (), PlacementConfig(name="split"), 6, wide).bundles[0] == {"CPU": 1.0}
+
+
 @pytest.mark.parametrize(("total", "cpus", "threads"), [(2, 1.0, 1), (1, 0.5, 1), (3, 1.5, 1), (100, 8.0, 8)])
 def test_automatic_cpus_are_an_equal_share_of_at_most_eight(total: float, cpus: float, threads: int) -> None:
     placement = plan_placement(RANKS, (), PlacementConfig(), total_cpus=total)

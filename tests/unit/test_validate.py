@@ -125,6 +125,27 @@ def test_critic_ranks_do_not_matter_without_a_critic() -> None:
     assert validate(config(adv_estimator="grpo", data__prompts_per_step=1, critic__ranks=64)) == []
 
 
+def test_several_gpus_for_one_engine() -> None:
+    text = refused(rollout__engine="hf", rollout__tensor_parallel=2)
+    assert "rollout.tensor_parallel=2: only rollout.engine=vllm runs on several GPUs" in text
+    assert "Set placement=split" in text
+    assert validate(config(rollout__engine="vllm", rollout__tensor_parallel=2, placement__name="split")) == []
+
+
+def test_stop_strings_and_room_for_sequences() -> None:
+    assert "an empty text would end every response" in refused(rollout__stop=["7", ""])
+    text = refused(rollout__max_model_tokens=95)
+    assert "rollout.max_model_tokens=95 tokens is less than one sequence: data.max_prompt_tokens=64" in text
+    assert "= 96 tokens" in text
+
+
+def test_settings_of_an_engine_that_is_not_used_are_named() -> None:
+    given = {"rollout.kv_cache_gb", "rollout.prefix_caching"}
+    [warning] = validate(config(rollout__engine="hf"), given)
+    assert warning == "rollout.kv_cache_gb, rollout.prefix_caching: not read, since rollout.engine=hf"
+    assert validate(config(), given) == []
+
+
 def test_more_engines_than_prompts() -> None:
     text = refused(data__prompts_per_step=2, rollout__replicas=3)
     assert "rollout.replicas=3 engines share data.prompts_per_step=2 prompts; set rollout.replicas=2 or fewer" in text
