@@ -91,5 +91,5 @@ def test_settings_in_vllms_words() -> None:
 
 
 def test_several_gpus_are_refused_where_there_are_none() -> None:
-    with pytest.raises(ConfigError, match="rollout.tensor_parallel=2 needs as many GPUs"):
+    with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel=2 needs as many GPUs"):
         vllm_engine._start("m", ModelConfig(), RolloutConfig(tensor_parallel=2), torch.device("cpu"))
