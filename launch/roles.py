@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.platform.algorithms import Algorithm
-from tandem.platform.config import Config
+from tandem.platform.config import Config, ConfigError
 from tandem.platform.plan import role_ranks
 from tandem.platform.protocols import Roles
 from tandem.workers.actor import ActorSpec, ActorWorker
@@ -17,7 +17,7 @@ from tandem.workers.inline import InlineRollouts
 from tandem.workers.placement import Placement, plan_placement
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.reward import RewardRank
-from tandem.workers.rollout import RolloutSpec, RolloutWorker
+from tandem.workers.rollout import ENGINES, RolloutSpec, RolloutWorker, engine_name
 from tandem.workers.runtime import Rank
 from tandem.workers.sync import choose_transport
 
@@ -76,7 +76,23 @@ def inline_workers(config: Config, algorithm: Algorithm, path: str) -> dict[str,
     return workers
 
 
-def inline_roles(workers: dict[str, Any]) -> Roles:
+def takes_turns(config: Config, on_gpu: bool) -> bool:
+    """Whether engines and trained models take turns on their devices.
+
+    Raises:
+        ConfigError: they would, and samples are to be drawn while models train.
+    """
+    asked = config.placement.takes_turns
+    shared = (on_gpu and config.placement.name == "colocated") if asked is None else asked
+    if shared and config.rollout.max_staleness > 0:
+        raise ConfigError(
+            "colocated engines sleep while models train, but with rollout.max_staleness="
+            f"{config.rollout.max_staleness} they sample meanwhile. Set rollout.max_staleness=0, or placement=split"
+        )
+    return shared
+
+
+def inline_roles(config: Config, workers: dict[str, Any]) -> Roles:
     """Workers in this process as the roles that the driver asks."""
     return Roles(
         actor=workers["actor"],
@@ -84,6 +100,7 @@ def inline_roles(workers: dict[str, Any]) -> Roles:
         rollouts=InlineRollouts(workers["rollout"]),
         critic=workers.get("critic"),
         reference=workers.get("reference"),
+        takes_turns=takes_turns(config, workers["actor"].device.type == "cuda"),
     )
 
 
@@ -133,7 +150,7 @@ class RayRoles:
         rollouts = RolloutGroup(
             self.ranks["rollout"],
             self.config.rollout.max_batch_sequences,
-            continuous=False,
+            continuous=self._is_continuous,
             source=actor,
             start=lambda rank: self._start_again("rollout", rank),
             transport=self._transport(),
@@ -145,6 +162,7 @@ class RayRoles:
             rollouts=rollouts,
             critic=CriticGroup(self.ranks["critic"]) if "critic" in self.ranks else None,
             reference=ReferenceGroup(self.ranks["reference"]) if "reference" in self.ranks else None,
+            takes_turns=takes_turns(self.config, self.device == "cuda"),
         )
 
     def close(self) -> None:
@@ -159,6 +177,12 @@ class RayRoles:
         if self.group is not None:
             ray.util.remove_placement_group(self.group)
             self.group = None
+
+    @property
+    def _is_continuous(self) -> bool:
+        """Whether the engine takes new prompts while it runs others."""
+        engine: Any = ENGINES[engine_name(self.config.rollout.engine, self.device == "cuda")]
+        return bool(engine.continuous)
 
     def _transport(self) -> str:
         """How weights reach the replicas, by where they are."""
@@ -194,6 +218,7 @@ class RayRoles:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from tandem.workers.calls import Home
+        from tandem.workers.rollout_group import QUEUED
 
         slots = self.placement.of(name)
         slot = slots[rank]
@@ -202,6 +227,9 @@ class RayRoles:
             "num_gpus": slot.gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, slot.bundle),
         }
+        if name == "rollout" and self._is_continuous:  # every call that may be queued at the engine, and some to manage it
+            calls = QUEUED * self.config.rollout.max_batch_sequences // self.config.rollout.samples_per_prompt
+            options["max_concurrency"] = 4 + calls
         if name not in self.ranks:  # the name of a dead actor stays taken for a while
             options["name"] = f"{name}-{rank}"
         own = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")

@@ -106,7 +106,7 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, on_head_lost: Call
         if config.cluster.name == "inline":
             workers = inline_workers(config, algorithm, path)
             stack.callback(workers["reward"].close)
-            yield inline_roles(workers)
+            yield inline_roles(config, workers)
             return
         cpus = stack.enter_context(connected(config.cluster, on_head_lost=on_head_lost))
         signal.signal(signal.SIGTERM, _terminate)  # again: ray.init sets a handler of its own

@@ -17,6 +17,7 @@ from tandem.platform.algorithms import Algorithm
 from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score
 from tandem.platform.config import Config
 from tandem.platform.protocols import Roles, Sampling
+from tandem.platform.residency import Residency
 from tandem.platform.shaping import RewardShaper
 from tandem.platform.source import PromptSource
 from tandem.platform.spans import Spans
@@ -72,10 +73,17 @@ class Collector:
     """Submits prompts, up to `rollout.max_staleness` rounds ahead, and collects scored groups."""
 
     def __init__(
-        self, config: Config, algorithm: Algorithm, roles: Roles, source: PromptSource, steps: int, spans: Spans
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        roles: Roles,
+        source: PromptSource,
+        steps: int,
+        spans: Spans,
+        residency: Residency,
     ) -> None:
         self.config, self.algorithm, self.roles, self.source = config, algorithm, roles, source
-        self.steps, self.spans = steps, spans
+        self.steps, self.spans, self.residency = steps, spans, residency
         self.shaper = RewardShaper(config.reward, config.rollout.max_response_tokens)
         self.submitted = 0  # rounds
         self.leftover: list[Group] = []
@@ -131,6 +139,7 @@ class Collector:
         """The oldest round under way, with up to `max_staleness` later ones submitted behind it."""
         ahead = min(self.config.rollout.max_staleness, self.steps - step)
         with self.spans.span("generate"):
+            self.residency.sampling()
             while len(self._pending) < 1 + ahead:
                 self._pending.append(self._submit())
             prompts, ticket, greedy_ticket = self._pending.popleft()

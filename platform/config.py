@@ -215,6 +215,9 @@ class PlacementConfig:
         "colocated: roles take turns on shared bundles; split: own bundles per rank",
         choices=("colocated", "split"),
     )
+    takes_turns: bool | None = setting(
+        None, "engines sleep while models train, models are offloaded while engines sample; null: if they share a GPU"
+    )
     strategy: str = setting("PACK", "Ray placement strategy", choices=("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
     cpus_per_bundle: float | None = setting(None, "CPUs of a bundle; null: an equal share, at most 8", above=0)
     threads_per_rank: int | None = setting(None, "torch threads of a rank; null: the CPUs of its bundle", at_least=1)

@@ -21,6 +21,7 @@ from tandem.platform.evaluate import Evaluation
 from tandem.platform.kl import KLController
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles, Totals
+from tandem.platform.residency import Residency
 from tandem.platform.seeds import mix
 from tandem.platform.source import PromptSource
 from tandem.platform.spans import Spans
@@ -63,7 +64,8 @@ class Driver:
         self.on_step, self.on_eval = on_step, on_eval
         self.number = 0  # of the step that runs
         self.version = 0  # of the policy: updates it has had
-        self.collector = Collector(config, algorithm, roles, source, steps, self.spans)
+        self.residency = Residency(roles)
+        self.collector = Collector(config, algorithm, roles, source, steps, self.spans, self.residency)
         self.kl_controller = KLController(config.algo.kl_reward_coef, config.algo.kl_target, config.algo.kl_horizon)
         self.critic_ready = roles.critic is None or config.critic.warmup_steps == 0  # then the policy learns
 
@@ -100,6 +102,7 @@ class Driver:
         return StepResult(metrics, collected, batch, unmoved, time.time())
 
     def _infer(self, batch: RolloutBatch) -> Inferred:
+        self.residency.training()
         with self.spans.span("infer_old"):
             old = self.roles.actor.logprobs(batch)
         ref = values = None
@@ -151,6 +154,7 @@ class Driver:
             self._publish()
 
     def _publish(self) -> None:
+        self.residency.syncing()
         verify = self.version % self.config.trainer.checksum_every == 0
         for bucket in self.roles.actor.weight_buckets(verify):
             self.roles.rollouts.load_weights(bucket)
@@ -160,6 +164,7 @@ class Driver:
         if self.evaluation is None:
             return {}
         with self.spans.span("evaluate"):
+            self.residency.sampling()
             metrics = self.evaluation.run(self.roles, self.config.sampling_seed, self.number)
         return {**metrics, **self.spans.take()}
 

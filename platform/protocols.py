@@ -40,7 +40,19 @@ class Role(Protocol):
         ...
 
 
-class Actor(Role, Protocol):
+class Resident(Role, Protocol):
+    """Anything with a model that can leave its device for a while."""
+
+    def offload(self) -> None:
+        """Moves the model, and all that its training holds, into host memory."""
+        ...
+
+    def onload(self) -> None:
+        """Moves it back."""
+        ...
+
+
+class Actor(Resident, Protocol):
     """The policy that is trained."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
@@ -60,7 +72,7 @@ class Actor(Role, Protocol):
         ...
 
 
-class Reference(Role, Protocol):
+class Reference(Resident, Protocol):
     """The frozen first policy."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
@@ -68,7 +80,7 @@ class Reference(Role, Protocol):
         ...
 
 
-class Critic(Role, Protocol):
+class Critic(Resident, Protocol):
     """The value function."""
 
     def values(self, batch: RolloutBatch) -> Values:
@@ -125,6 +137,14 @@ class Rollouts(Role, Protocol):
         """Takes one part of new weights."""
         ...
 
+    def sleep(self) -> None:
+        """Frees the device's memory; nothing may be under way."""
+        ...
+
+    def wake(self, what: str) -> None:
+        """Takes it back: first for "weights", which may then be loaded, and then for the "cache"."""
+        ...
+
     def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
         """Declares the weights complete; raises WeightSyncError naming a tensor that did not arrive as sent."""
         ...
@@ -143,6 +163,7 @@ class Roles:
     rollouts: Rollouts
     critic: Critic | None = None
     reference: Reference | None = None
+    takes_turns: bool = False  # whether engines and trained models share devices that cannot hold both
 
     def named(self) -> dict[str, Role]:
         """Role by the name used in metrics and in Ray."""

@@ -29,7 +29,19 @@ class _Group:
         return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
 
 
-class ActorGroup(_Group):
+class _ResidentGroup(_Group):
+    """The ranks of a role with a model that can leave its device."""
+
+    def offload(self) -> None:
+        """Moves the models into host memory."""
+        self.ranks.wait("offload", [rank.offload.remote() for rank in self.ranks.handles])
+
+    def onload(self) -> None:
+        """Moves them back."""
+        self.ranks.wait("onload", [rank.onload.remote() for rank in self.ranks.handles])
+
+
+class ActorGroup(_ResidentGroup):
     """The `Actor` protocol over data-parallel ranks."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
@@ -59,7 +71,7 @@ class ActorGroup(_Group):
         return dict(checksums)
 
 
-class ReferenceGroup(_Group):
+class ReferenceGroup(_ResidentGroup):
     """The `Reference` protocol over independent ranks."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
@@ -67,7 +79,7 @@ class ReferenceGroup(_Group):
         return _logprobs(self.ranks, batch)
 
 
-class CriticGroup(_Group):
+class CriticGroup(_ResidentGroup):
     """The `Critic` protocol over data-parallel ranks."""
 
     def values(self, batch: RolloutBatch) -> Values:

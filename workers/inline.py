@@ -41,6 +41,14 @@ class InlineRollouts:
         """Declares the weights complete; raises WeightSyncError naming a tensor that did not arrive as sent."""
         compare_checksums(checksums, self.worker.finish_weights(version), "the rollout engine")
 
+    def sleep(self) -> None:
+        """Frees the device's memory."""
+        self.worker.sleep()
+
+    def wake(self, what: str) -> None:
+        """Takes it back."""
+        self.worker.wake(what)
+
     def memory(self) -> dict[str, int]:
         """Bytes by kind."""
         return self.worker.memory()

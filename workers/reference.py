@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tandem.platform.batch import RolloutBatch
@@ -39,6 +40,16 @@ class ReferenceWorker:
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the rows' tokens at the sampling temperature."""
         return infer_rows(self.model, batch, self.device, self.spec.max_tokens_per_microbatch, self._logprobs)
+
+    def offload(self) -> None:
+        """Moves the model into host memory."""
+        self.model.to("cpu")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """Moves it back."""
+        self.model.to(self.device)
 
     def memory(self) -> dict[str, int]:
         """Bytes on this rank by kind, and the peak of its process."""

@@ -165,6 +165,20 @@ class RolloutGroup:
                 compare_checksums(checksums, arrived, f"rollout replica {rank}")
         self._replace_the_dead()
 
+    def sleep(self) -> None:
+        """Frees the devices' memory; nothing may be under way."""
+        assert not self._running, "replicas that sample cannot sleep"
+        self._everywhere("sleep", [handle.sleep.remote() for handle in self.ranks.handles])
+
+    def wake(self, what: str) -> None:
+        """Takes it back: first for "weights", then for the "cache"."""
+        self._everywhere("wake", [handle.wake.remote(what) for handle in self.ranks.handles])
+
+    def _everywhere(self, call: str, refs: Sequence[Any]) -> None:
+        """Waits for all replicas; one that has died is replaced with its next weights, and starts awake."""
+        for rank, ref in enumerate(refs):
+            self._await(call, rank, ref)
+
     def memory(self) -> dict[str, int]:
         """Bytes by kind, summed over replicas."""
         refs = [handle.memory.remote() for handle in self.ranks.handles]

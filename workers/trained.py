@@ -60,6 +60,14 @@ class TrainedWorker:
         """The role's part of the loss of a mini-batch."""
         raise NotImplementedError
 
+    def offload(self) -> None:
+        """Moves the model, and all that its training holds, into host memory."""
+        self.backend.offload()
+
+    def onload(self) -> None:
+        """Moves it back."""
+        self.backend.onload()
+
     def memory(self) -> dict[str, int]:
         """Bytes on this rank by kind, and the peak of its process."""
         return {**self.backend.memory(), "peak": peak_memory_bytes(self.device)}

@@ -55,6 +55,14 @@ class TrainerBackend(Protocol):
         """How many parts `named_weights` gives."""
         ...
 
+    def offload(self) -> None:
+        """Moves weights, gradients and optimizer into host memory; collective."""
+        ...
+
+    def onload(self) -> None:
+        """Moves them back."""
+        ...
+
     def memory(self) -> dict[str, int]:
         """Bytes of weights, gradients and optimizer on this rank, from the tensors themselves."""
         ...
@@ -163,6 +171,30 @@ class DeepSpeedBackend:
             with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
                 whole = {name: p.detach().to(device, copy=True) for name, p in bucket} if self.is_first else {}
             yield whole  # outside the gathering, which would else last until the next bucket is asked for
+
+    def offload(self) -> None:
+        """See `TrainerBackend.offload`."""
+        if self.device.type == "cuda":
+            if self.stage > 0:
+                self.engine.offload_states()
+            else:
+                self._move(CPU)
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """See `TrainerBackend.onload`."""
+        if self.device.type == "cuda":
+            if self.stage > 0:
+                self.engine.reload_states()
+            else:
+                self._move(self.device)
+
+    def _move(self, device: torch.device) -> None:
+        """All that a model without ZeRO holds; gradients are dropped, they are those of the step before."""
+        for parameter in self.engine.module.parameters():
+            parameter.data, parameter.grad = parameter.data.to(device), None
+        for state in self._adam.state.values():
+            state |= {name: value.to(device) for name, value in state.items() if isinstance(value, Tensor) and value.dim()}
 
     def bucket_count(self, bucket_bytes: int) -> int:
         """See `TrainerBackend.bucket_count`."""
