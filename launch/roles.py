@@ -14,7 +14,7 @@ from tandem.platform.protocols import Roles
 from tandem.workers.actor import ActorSpec, ActorWorker
 from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.inline import InlineRollouts
-from tandem.workers.placement import Placement, plan_placement
+from tandem.workers.placement import Placement, plan_placement, sorted_by_node
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.reward import RewardRank
 from tandem.workers.rollout import ENGINES, RolloutSpec, RolloutWorker, engine_name
@@ -134,6 +134,7 @@ class RayRoles:
         self.group: Any = reserve(self.placement)
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
+        self.placement = sorted_by_node(self.placement, homes)
         self._nodes = {bundle: (nodes.get(home, "unknown"), home) for bundle, home in homes.items()}
         self._starting = {name: self._spawn_all(name) for name in self.specs}
 
@@ -187,7 +188,7 @@ class RayRoles:
     def _transport(self) -> str:
         """How weights reach the replicas, by where they are."""
         first, replicas = self.placement.of("actor")[0], self.placement.of("rollout")
-        nodes = [self._nodes[slot.bundle][0] for slot in (first, *replicas)]
+        nodes = [self._nodes[slot.bundle][1] for slot in (first, *replicas)]
         share = all(slot.bundle == first.bundle for slot in replicas)
         return choose_transport(self.config.trainer.weight_transport, nodes, self.device == "cuda", share)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.platform.config import ConfigError, PlacementConfig
@@ -70,6 +70,21 @@ def plan_placement(
             gpus = _share(width, len(devices)) if role in devices else 0.0
             slots.append(Slot(role, rank, bundle, _share(cpus, len(tenants)), gpus, threads))
     return Placement(tuple(bundles), tuple(slots), config.strategy)
+
+
+def sorted_by_node(placement: Placement, homes: Mapping[int, str]) -> Placement:
+    """The same placement with the ranks of a node side by side: equal bundles change places, in the order of their nodes.
+
+    Args:
+        homes: node of each bundle, as Ray placed them.
+    """
+    nodes = sorted(set(homes.values()))
+    moved: dict[int, int] = {}
+    for kind in {tuple(sorted(bundle.items())) for bundle in placement.bundles}:
+        alike = [number for number, bundle in enumerate(placement.bundles) if tuple(sorted(bundle.items())) == kind]
+        moved |= zip(alike, sorted(alike, key=lambda number: (nodes.index(homes[number]), number)), strict=True)
+    slots = tuple(replace(slot, bundle=moved[slot.bundle]) for slot in placement.slots)
+    return replace(placement, slots=slots)
 
 
 def _share(amount: float, parts: int) -> float:

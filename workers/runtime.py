@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 from tandem.platform.config import ConfigError
+
+NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Rank:
 
 
 def pick_device(device: str) -> torch.device:
-    """The device a setting means here; under Ray the first visible one is the rank's own.
+    """The device a setting means here; under Ray the one it gave this process.
 
     Raises:
         ConfigError: cuda is asked for and there is none.
@@ -35,10 +38,38 @@ def pick_device(device: str) -> torch.device:
     if device == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda", 0)
+        return torch.device("cuda", own_device_index())
     if device == "cuda":
         raise ConfigError("trainer.device is cuda, but torch sees no CUDA device here. Set trainer.device=cpu or auto")
     return torch.device("cpu")
+
+
+def own_device_index() -> int:
+    """Which of the CUDA devices that torch sees is this process's own."""
+    try:
+        import ray
+
+        given = [str(number) for number in ray.get_gpu_ids()] if ray.is_initialized() else []
+    except ImportError:
+        given = []
+    return device_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(NOSET, "").lower() in ("1", "true"))
+
+
+def device_index(given: Sequence[str], visible: str | None, noset: bool) -> int:
+    """Place of the device that Ray gave among those that are visible.
+
+    Ray makes a process see its own devices alone, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES forbids it: then all
+    of the node's are visible, or those that CUDA_VISIBLE_DEVICES named before.
+
+    Args:
+        given: ids of the devices, as Ray calls them; none outside Ray. visible: CUDA_VISIBLE_DEVICES.
+    """
+    if not noset or not given:
+        return 0
+    if visible is None:
+        return int(given[0])
+    there = [name.strip() for name in visible.split(",")]
+    return there.index(given[0]) if given[0] in there else 0
 
 
 def set_up(rank: Rank) -> torch.device:

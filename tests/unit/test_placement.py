@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.platform.config import ConfigError, PlacementConfig
-from tandem.workers.placement import SMALLEST, Placement, Slot, check_fits, plan_placement
+from tandem.workers.placement import SMALLEST, Placement, Slot, check_fits, plan_placement, sorted_by_node
 
 RANKS = {"rollout": 2, "reward": 1, "actor": 2, "critic": 1}
 
@@ -137,3 +137,17 @@ def test_bundle_larger_than_any_node() -> None:
 def test_cluster_without_nodes() -> None:
     with pytest.raises(ConfigError, match="1 of 1 bundles do not fit"):
         check_fits(bundles({"CPU": 1.0}), [])
+
+
+def test_ranks_of_a_node_stand_side_by_side() -> None:
+    placement = plan_placement({"actor": 4}, ["actor"], PlacementConfig(), 8.0)
+    found = sorted_by_node(placement, {0: "b", 1: "a", 2: "b", 3: "a"})
+    assert [slot.bundle for slot in found.of("actor")] == [1, 3, 0, 2]  # nodes a, a, b, b
+    assert found.bundles == placement.bundles
+
+
+def test_unequal_bundles_keep_their_places() -> None:
+    placement = plan_placement({"actor": 2, "reward": 2}, ["actor"], PlacementConfig(name="split"), 8.0)
+    found = sorted_by_node(placement, {0: "b", 1: "a", 2: "b", 3: "a"})
+    assert [slot.bundle for slot in found.of("actor")] == [1, 0]
+    assert [slot.bundle for slot in found.of("reward")] == [3, 2]

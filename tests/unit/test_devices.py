@@ -1,0 +1,23 @@
+"""Which device a rank uses: the one Ray gave it, however much of the node it can see."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.workers.runtime import device_index
+
+
+@pytest.mark.parametrize(
+    ("given", "visible", "noset", "expected"),
+    [
+        ([], None, False, 0),  # outside Ray
+        (["3"], "3", False, 0),  # Ray shows the process its own device alone
+        (["3"], None, True, 3),  # the process sees all of the node
+        (["6"], "4,6,7", True, 1),  # the node itself was limited to three
+        (["6"], "4, 6, 7", True, 1),
+        (["GPU-b"], "GPU-a,GPU-b", True, 1),
+        ([], "4,6", True, 0),  # a rank without a device of its own
+    ],
+)
+def test_device_index(given: list[str], visible: str | None, noset: bool, expected: int) -> None:
+    assert device_index(given, visible, noset) == expected
