@@ -50,7 +50,7 @@ class FakeActor:
         self.minibatches.append(list(minibatches))
         return Totals({f"{self.name}/loss": (3.0, 2.0)}, {f"{self.name}/ratio_max": 1.0})
 
-    def weight_buckets(self) -> Iterator[Any]:
+    def weight_buckets(self, verify: bool = True) -> Iterator[Any]:
         yield from ("first", "second")
 
     def weight_checksums(self) -> dict[str, int]:

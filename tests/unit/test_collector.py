@@ -16,6 +16,7 @@ from tandem.platform.data import DataOrder, Row
 from tandem.platform.prompts import EncodedRow
 from tandem.platform.protocols import Roles, Sampling
 from tandem.platform.shaping import RewardShaper
+from tandem.platform.residency import Residency
 from tandem.platform.source import PromptSource
 from tandem.platform.spans import Spans
 
@@ -70,7 +71,7 @@ def make(rewards: Mapping[int, Sequence[float | None]], estimator: str = "grpo",
     source = PromptSource(rows, DataOrder(50, 2, seed=0))
     everything = Roles(actor=None, rewards=ScriptedRewards(rewards), rollouts=roles)  # type: ignore[arg-type]
     algorithm = resolve("any", estimator, "clipped_surrogate")
-    return Collector(config, algorithm, everything, source, 10, Spans()), roles
+    return Collector(config, algorithm, everything, source, 10, Spans(), Residency(everything)), roles
 
 
 def groups(collected: Collected) -> list[int]:
