@@ -15,8 +15,8 @@ from tandem.platform.config import Config, RewardConfig
 from tandem.platform.data import DataOrder, Row
 from tandem.platform.prompts import EncodedRow
 from tandem.platform.protocols import Roles, Sampling
-from tandem.platform.shaping import RewardShaper
 from tandem.platform.residency import Residency
+from tandem.platform.shaping import RewardShaper
 from tandem.platform.source import PromptSource
 from tandem.platform.spans import Spans
 

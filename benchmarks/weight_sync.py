@@ -1,0 +1,94 @@
+"""Measures how fast weights get from the trainer to the rollout replicas, beside a plain copy of the same bytes.
+
+python benchmarks/weight_sync.py                                # shared and broadcast, 1 and 2 replicas; prints a table
+python benchmarks/weight_sync.py --transports ipc --replicas 1 -- model.path=FOLDER trainer.device=cuda
+
+Checksums are off while it measures. The model is the embedded one, enlarged and untrained, unless model.path is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from tandem.launch import prepare
+from tandem.launch.compose import compose
+from tandem.launch.roles import RayRoles
+from tandem.platform.algorithms import resolve
+from tandem.platform.plan import human_bytes
+from tandem.platform.protocols import Roles
+from tandem.workers.cluster import connected
+
+ENLARGED = [
+    *("model.tiny.hidden_size=512", "model.tiny.intermediate_size=2048", "model.tiny.layers=12", "model.tiny.heads=8"),
+    *("model.warmstart.steps=0", "task.eval_size=4"),
+]
+REPEATS = 5
+
+
+def publish(roles: Roles, version: int) -> float:
+    """Seconds of one synchronisation."""
+    start = time.perf_counter()
+    for bucket in roles.actor.weight_buckets(verify=False):
+        roles.rollouts.load_weights(bucket)
+    roles.rollouts.finish_weights(version, {})
+    return time.perf_counter() - start
+
+
+def copy_seconds(count: int, copies: int) -> float:
+    """Seconds of a plain copy in memory of so many bytes, so many times; the median of some repetitions."""
+    source = torch.ones(count, dtype=torch.uint8)
+    targets = [torch.empty_like(source) for _ in range(copies)]
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        for target in targets:
+            target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def measure(transport: str, replicas: int, overrides: list[str]) -> str:
+    """A line of the table: each repetition of the transport is followed by one of the copy."""
+    own = [f"rollout.replicas={replicas}", f"trainer.weight_transport={transport}", f"data.prompts_per_step={replicas}"]
+    given = any(override.startswith("model.path=") for override in overrides)
+    config, _ = compose(["algo=grpo", "cluster=local", *([] if given else ENLARGED), *own, *overrides])
+    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    path = prepare.model_path(config, lambda step, total: None)
+    with connected(config.cluster) as cpus:
+        ray_roles = RayRoles(config, algorithm, path, cpus)
+        try:
+            roles = ray_roles.wait()
+            size = roles.actor.memory()["weights"] // config.actor.ranks
+            publish(roles, 0)  # the first one opens connections
+            pairs = [(publish(roles, version + 1), copy_seconds(size, replicas)) for version in range(REPEATS)]
+        finally:
+            ray_roles.close()
+    sync, plain = (statistics.median(column) for column in zip(*pairs, strict=True))
+    moved = size * replicas
+    return (
+        f"| {transport} | {replicas} | {human_bytes(size)} | {sync:.2f} | {human_bytes(moved / sync)}/s "
+        f"| {human_bytes(moved / plain)}/s | {sync / plain:.1f} |"
+    )
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transports", nargs="+", default=["shared", "broadcast"])
+    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("overrides", nargs="*", help="settings, after --")
+    options = parser.parse_args()
+    print(
+        "| transport | replicas | weights | seconds | moved | plain copy | times a plain copy |\n|---|---|---|---|---|---|---|"
+    )
+    for transport in options.transports:
+        for replicas in options.replicas:
+            print(measure(transport, replicas, options.overrides), flush=True)
+
+
+if __name__ == "__main__":
+    main()
