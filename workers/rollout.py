@@ -33,8 +33,8 @@ class RolloutBackend(Protocol):
         """The samples of each prompt side by side, in order of the prompts; may be called by several threads."""
         ...
 
-    def load_weights(self, bucket: dict[str, Tensor]) -> dict[str, int]:
-        """Takes new values of some weights; returns the checksum of each as it stands in the engine."""
+    def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
+        """Takes new values of some weights; with `verify` returns the checksum of each as it stands in the engine."""
         ...
 
     def finish_weights(self) -> None:
@@ -115,9 +115,7 @@ class RolloutWorker:
     def load_weights(self, sent: Sent, shared: bool = False) -> None:
         """Takes one part of new weights; `shared`: it came in the call, whatever transport is open."""
         bucket = (ObjectStore() if shared else self._transport).receive(sent.content)
-        arrived = self.engine.load_weights(bucket)
-        if sent.verify:
-            self._arrived |= arrived
+        self._arrived |= self.engine.load_weights(bucket, sent.verify)
 
     def finish_weights(self, version: int) -> dict[str, int]:
         """Declares the weights complete; returns the checksum of every tensor that arrived."""

@@ -55,12 +55,12 @@ class VLLMEngine:
         copies = sampling.samples if sampling.temperature == 0 else 1
         return [_sampled(one) for output in outputs for one in output.outputs for _ in range(copies)]
 
-    def load_weights(self, bucket: dict[str, Tensor]) -> dict[str, int]:
-        """Takes tensors by the name they have in a checkpoint; returns the checksum of each as it arrived.
+    def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
+        """Takes tensors by the name they have in a checkpoint; with `verify` returns the checksum of each as it arrived.
 
         On a CPU vLLM has repacked its weights and reads new ones only as a whole, so they wait for `finish_weights`.
         """
-        arrived = {name: checksum(tensor.cpu()) for name, tensor in bucket.items()}
+        arrived = {name: checksum(tensor.cpu()) for name, tensor in bucket.items()} if verify else {}
         if self.device.type == "cpu":
             # Copies: the sender may write to its tensors before the weights are complete.
             self._held |= {name: tensor.detach().clone() for name, tensor in bucket.items()}
