@@ -82,9 +82,8 @@ def main() -> None:
     parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2])
     parser.add_argument("overrides", nargs="*", help="settings, after --")
     options = parser.parse_args()
-    print(
-        "| transport | replicas | weights | seconds | moved | plain copy | times a plain copy |\n|---|---|---|---|---|---|---|"
-    )
+    print("| transport | replicas | weights | seconds | moved | plain copy | times a plain copy |")
+    print("|---|---|---|---|---|---|---|")
     for transport in options.transports:
         for replicas in options.replicas:
             print(measure(transport, replicas, options.overrides), flush=True)
