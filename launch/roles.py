@@ -148,13 +148,15 @@ class RayRoles:
             self._note_pids(name, pids, deadline)
             self.ranks[name].wait("start", starts, max(0.0, deadline - time.monotonic()))
         actor = ActorGroup(self.ranks["actor"])
+        transport, senders = self._transport()
         rollouts = RolloutGroup(
             self.ranks["rollout"],
             self.config.rollout.max_batch_sequences,
             continuous=self._is_continuous,
             source=actor,
             start=lambda rank: self._start_again("rollout", rank),
-            transport=self._transport(),
+            transport=transport,
+            senders=senders,
         )
         rollouts.connect()
         return Roles(
@@ -185,12 +187,14 @@ class RayRoles:
         engine: Any = ENGINES[engine_name(self.config.rollout.engine, self.device == "cuda")]
         return bool(engine.continuous)
 
-    def _transport(self) -> str:
-        """How weights reach the replicas, by where they are."""
-        first, replicas = self.placement.of("actor")[0], self.placement.of("rollout")
-        nodes = [self._nodes[slot.bundle][1] for slot in (first, *replicas)]
-        share = all(slot.bundle == first.bundle for slot in replicas)
-        return choose_transport(self.config.trainer.weight_transport, nodes, self.device == "cuda", share)
+    def _transport(self) -> tuple[str, list[int]]:
+        """How weights reach the replicas, by where they are; and by replica the actor's rank that sends them."""
+        actors, replicas = self.placement.of("actor"), self.placement.of("rollout")
+        nodes = [self._nodes[slot.bundle][1] for slot in (actors[0], *replicas)]
+        in_bundle = {slot.bundle: slot.rank for slot in actors}
+        partners = [in_bundle.get(slot.bundle) for slot in replicas]
+        transport = choose_transport(self.config.trainer.weight_transport, nodes, self.device == "cuda", partners)
+        return transport, [partner or 0 if transport == "ipc" else 0 for partner in partners]
 
     def _spawn_all(self, name: str) -> tuple[list[Any], list[Any]]:
         """Creates the ranks of a role; returns what their process ids and their `start` will give, without waiting."""
@@ -241,8 +245,8 @@ class RayRoles:
         ranks, timeout_s = self.ranks[name], self.config.cluster.startup_timeout_s
         handle = ranks.handles[rank]
         pid, ready = handle.__ray_call__.remote(_pid), handle.start.remote()
-        [number] = ranks.wait("start", [pid], timeout_s)
-        ranks.wait("start", [ready], timeout_s)
+        number = ranks.wait_for("start", rank, pid, timeout_s)
+        ranks.wait_for("start", rank, ready, timeout_s)
         return replace(ranks.homes[rank], pid=number)
 
     def _note_pids(self, name: str, pids: list[Any], deadline: float) -> None:

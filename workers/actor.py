@@ -76,11 +76,11 @@ class ActorWorker(TrainedWorker):
         self._sending: Transport = ObjectStore() if shared else self._transport
         self._verify = verify
         bucket_bytes = self.spec.trainer.bucket_mb << 20
-        self._export = self.backend.named_weights(bucket_bytes, self._sending.device)
+        self._export = self.backend.named_weights(bucket_bytes, self._sending.device, self._sending.from_every_rank)
         return self.backend.bucket_count(bucket_bytes)
 
     def next_bucket(self) -> Sent:
-        """The next bucket; collective, and empty on all ranks but the first."""
+        """The next bucket; collective, and empty on ranks that do not send."""
         bucket = next(self._export)
         if self._verify:
             self._checksums |= {name: checksum(tensor.cpu()) for name, tensor in bucket.items()}

@@ -12,6 +12,9 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 
 from tandem.workers.postmortem import last_words
 
+DEATH_IS_SEEN_S = 5.0  # Ray tells of a dead process about as fast as the ranks it was connected to fail
+MOST_TOLD = 4  # ranks of whose logs a message shows the end
+
 
 class WorkerFailed(RuntimeError):
     """A worker died, hung or raised; the text says which, where, doing what, and the likely cause."""
@@ -54,20 +57,48 @@ class Ranks:
         return len(self.handles)
 
     def wait(self, what: str, refs: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-        """The results of one call on each rank, in order of `refs`; the first failure of any of them ends the wait.
+        """The results of one call on each rank, by rank; the first failure of any of them ends the wait.
 
         Raises:
             WorkerFailed: a rank raised, died, or took more than the deadline (default: cluster.call_timeout_s).
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
+        places, results = {ref: place for place, ref in enumerate(refs)}, {}
         waiting = list(refs)
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
             if not done:
-                raise self.late(what, refs.index(waiting[0]) % len(self.handles), timeout_s)
-            self.result(what, refs.index(done[0]) % len(self.handles), done[0])
-        return list(ray.get(list(refs)))
+                raise self.late(what, sorted(places[ref] for ref in waiting), timeout_s)
+            try:
+                results[done[0]] = self.result(what, places[done[0]], done[0])
+            except WorkerDied:
+                raise
+            except WorkerFailed:
+                self._raise_a_death(what, {ref: places[ref] for ref in waiting})
+                raise
+        return [results[ref] for ref in refs]
+
+    def wait_for(self, what: str, rank: int, ref: Any, timeout_s: float | None = None) -> Any:
+        """The result of a call on one rank; raises as `wait` does."""
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        done, _ = ray.wait([ref], timeout=timeout_s)
+        if not done:
+            raise self.late(what, [rank], timeout_s)
+        return self.result(what, rank, ref)
+
+    def _raise_a_death(self, what: str, others: dict[Any, int]) -> None:
+        """Raises WorkerDied if one of the other ranks has died: in a collective, the ones that live fail because of it."""
+        waiting, deadline = list(others), time.monotonic() + DEATH_IS_SEEN_S
+        while waiting and time.monotonic() < deadline:
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            for ref in done:
+                try:
+                    self.result(what, others[ref], ref)
+                except WorkerDied:
+                    raise
+                except Exception:
+                    continue  # one more that failed because of it
 
     def result(self, what: str, rank: int, ref: Any) -> Any:
         """What a call that has ended gave.
@@ -90,11 +121,14 @@ class Ranks:
         except (GetTimeoutError, RayError) as error:
             raise WorkerFailed(f"{self.who(rank)} was lost in `{what}`: {type(error).__name__}: {error}") from error
 
-    def late(self, what: str, rank: int, timeout_s: float) -> WorkerFailed:
-        """The failure of a rank that has not answered in time, with what it was doing."""
+    def late(self, what: str, ranks: Sequence[int], timeout_s: float) -> WorkerFailed:
+        """The failure of ranks that have not answered in time, with what they were doing."""
+        told = ranks[:MOST_TOLD]  # in a collective all are late, whichever of them hangs
+        more = f" and {len(ranks) - len(told)} more" if len(ranks) > len(told) else ""
         return WorkerFailed(
-            f"{self.who(rank)} did not finish `{what}` within {timeout_s:g} s. It may hang, or need longer: look at where "
-            f"it was, or raise cluster.call_timeout_s (cluster.startup_timeout_s for start){self._log(rank, stacks=True)}"
+            f"{', '.join(self.who(rank) for rank in told)}{more} did not finish `{what}` within {timeout_s:g} s. It may "
+            "hang, or need longer: look at where it was, or raise cluster.call_timeout_s (cluster.startup_timeout_s for "
+            "start)" + "".join(self._log(rank, stacks=True) for rank in told)
         )
 
     def replace(self, rank: int, death: WorkerDied) -> Any:

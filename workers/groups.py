@@ -52,8 +52,8 @@ class ActorGroup(_ResidentGroup):
         """One optimizer step per mini-batch, in order."""
         return _update(self.ranks, minibatches)
 
-    def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Any]:
-        """References to the weights in parts; the tensors go from the actor to the engines, not through here.
+    def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Sequence[Any]]:
+        """The weights in parts, each as references by rank; the tensors go from the actor to the engines, not through here.
 
         `shared` sends them in the calls, whatever transport is open.
         """
@@ -61,7 +61,7 @@ class ActorGroup(_ResidentGroup):
         [count, *_] = self.ranks.wait("begin_export", refs)
         for _ in range(count):
             refs = [rank.next_bucket.remote() for rank in self.ranks.handles]
-            yield refs[0]
+            yield refs
             self.ranks.wait("next_bucket", refs)
         self.ranks.wait("end_export", [self.ranks.handles[0].end_export.remote()])
 

@@ -16,9 +16,9 @@ from tandem.platform.batch import Prompt, Rollout, StopReason
 from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.workers.hf_engine import HFEngine
-from tandem.workers.runtime import Rank, peak_memory_bytes, set_up
+from tandem.workers.runtime import Rank, peak_memory_bytes, set_up, use_threads
 from tandem.workers.sampled import Sampled
-from tandem.workers.sync import Channel, ObjectStore, Sent, Transport, open_transport
+from tandem.workers.sync import Channel, Missed, ObjectStore, Sent, Transport, open_transport
 from tandem.workers.vllm_engine import VLLMEngine
 
 
@@ -90,7 +90,7 @@ class RolloutWorker:
     """One replica of the rollout role."""
 
     def __init__(self, spec: RolloutSpec, rank: Rank) -> None:
-        self.spec, self.version = spec, 0
+        self.spec, self.rank, self.version = spec, rank, 0
         self.device: torch.device = set_up(rank)
         self._arrived: dict[str, int] = {}
         self._transport: Transport = ObjectStore()
@@ -98,11 +98,13 @@ class RolloutWorker:
     def start(self) -> None:
         """Loads the model into the engine."""
         spec = self.spec
+        use_threads(self.rank)
         name = engine_name(spec.rollout.engine, self.device.type == "cuda")
         self.engine: RolloutBackend = ENGINES[name](spec.path, spec.model, spec.rollout, self.device)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Rollout]:
         """The samples of each prompt side by side, in order of the prompts, marked with the version of the weights."""
+        use_threads(self.rank)  # Ray calls from several threads, and each has a number of its own
         version = self.version  # of the oldest weights behind these samples, should new ones come meanwhile
         sampled = self.engine.generate(prompts, sampling)
         owners = [prompt for prompt in prompts for _ in range(sampling.samples)]
@@ -112,13 +114,21 @@ class RolloutWorker:
         """Opens the receiving end; with `broadcast`, returns once all ends have."""
         self._transport = open_transport(channel, self.device)
 
-    def load_weights(self, sent: Sent, shared: bool = False) -> None:
-        """Takes one part of new weights; `shared`: it came in the call, whatever transport is open."""
-        bucket = (ObjectStore() if shared else self._transport).receive(sent.content)
+    def load_weights(self, sent: Sent, shared: bool = False) -> bool:
+        """Takes one part of new weights; `shared`: it came in the call, whatever transport is open.
+
+        False if the part did not arrive: all have to come again, `shared`.
+        """
+        try:
+            bucket = (ObjectStore() if shared else self._transport).receive(sent.content)
+        except Missed:
+            return False
         self._arrived |= self.engine.load_weights(bucket, sent.verify)
+        return True
 
     def finish_weights(self, version: int) -> dict[str, int]:
         """Declares the weights complete; returns the checksum of every tensor that arrived."""
+        use_threads(self.rank)
         self.engine.finish_weights()
         self.version = version
         arrived, self._arrived = self._arrived, {}

@@ -8,8 +8,8 @@ changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -73,6 +73,7 @@ class RolloutGroup:
         source: where a replica that replaces another gets its weights from.
         start: starts a new replica, and says where it runs.
         transport: how weights come; `connect` opens it.
+        senders: by replica, the rank of the trainer that its weights come from; default the first.
     """
 
     def __init__(
@@ -83,30 +84,33 @@ class RolloutGroup:
         source: ActorGroup | None = None,
         start: Callable[[int], Home] | None = None,
         transport: str = "shared",
+        senders: Sequence[int] | None = None,
     ) -> None:
         self.ranks, self.capacity, self.continuous, self._source, self._start = ranks, capacity, continuous, source, start
+        self._senders = [0] * len(ranks) if senders is None else list(senders)
         self._queue: deque[_Job] = deque()
         self._running: dict[Any, _Call] = {}
         self._loading: list[tuple[int, Any]] = []
         self._dead: dict[int, WorkerDied] = {}
+        self._stale: set[int] = set()  # replicas that have missed weights
         self._version = 0
         self._transport, self._connected = transport, 0
 
     def connect(self) -> None:
-        """Opens the transport between the trainer's first rank and all replicas."""
+        """Opens the transport between the trainer and all replicas."""
         if self._source is None or self._transport == "shared":
             return
         self._connected += 1
-        first, size = self._source.ranks.handles[0], 1 + len(self.ranks)
-        [address] = self._source.ranks.wait("address", [first.address.remote()])
-        channels = [
-            Channel(self._transport, rank, size, address, f"weights-{self._connected}", self.ranks.timeout_s)
-            for rank in range(size)
-        ]
-        sender = first.open_channel.remote(channels[0])
-        pairs = zip(self.ranks.handles, channels[1:], strict=True)
-        self.ranks.wait("open_channel", [handle.open_channel.remote(channel) for handle, channel in pairs])
-        self._source.ranks.wait("open_channel", [sender])
+        trainer = self._source.ranks
+        [address] = trainer.wait("address", [trainer.handles[0].address.remote()])
+        # A lost end is noticed before the calls that wait for it are given up.
+        timeout_s, size = self.ranks.timeout_s / 4, 1 + len(self.ranks)
+        channel = Channel(self._transport, 0, size, address, f"weights-{self._connected}", timeout_s)
+        senders = [handle.open_channel.remote(channel) for handle in trainer.handles[: 1 + max(self._senders)]]
+        ends = [replace(channel, rank=number + 1) for number in range(len(self.ranks))]
+        receivers = [handle.open_channel.remote(end) for handle, end in zip(self.ranks.handles, ends, strict=True)]
+        self.ranks.wait("open_channel", receivers)
+        trainer.wait("open_channel", senders)
 
     @property
     def restarts(self) -> int:
@@ -142,28 +146,25 @@ class RolloutGroup:
         results = dict(self.finished(ticket))
         return [rollout for place in sorted(results) for rollout in results[place]]
 
-    def load_weights(self, bucket: Any) -> None:
+    def load_weights(self, bucket: Sequence[Any]) -> None:
         """Sends one part of new weights to every replica; the one before must have arrived, so few are on the way."""
         self._settle_loading()
         self._loading = [
-            (rank, handle.load_weights.remote(bucket))
+            (rank, handle.load_weights.remote(bucket[self._senders[rank]]))
             for rank, handle in enumerate(self.ranks.handles)
             if rank not in self._dead
         ]
 
     def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
-        """Declares the weights complete; replicas that died meanwhile are replaced, with these weights.
+        """Declares the weights complete; replicas that died or missed a part meanwhile get these weights once more.
 
         Raises:
             WeightSyncError: a replica does not hold what was sent; names the first tensor.
         """
         self._settle_loading()
         self._version = version
-        refs = {rank: self.ranks.handles[rank].finish_weights.remote(version) for rank in range(len(self.ranks))}
-        for rank, ref in refs.items():
-            if rank not in self._dead and (arrived := self._await("finish_weights", rank, ref)) is not None:
-                compare_checksums(checksums, arrived, f"rollout replica {rank}")
-        self._replace_the_dead()
+        self._finish(set(range(len(self.ranks))) - self._dead.keys() - self._stale, checksums)
+        self._recover()
 
     def sleep(self) -> None:
         """Frees the devices' memory; nothing may be under way."""
@@ -184,7 +185,7 @@ class RolloutGroup:
         refs = [handle.memory.remote() for handle in self.ranks.handles]
         parts = [self._await("memory", rank, ref) for rank, ref in enumerate(refs)]
         if self._dead:
-            self._replace_the_dead()
+            self._recover()
             return self.memory()
         return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
 
@@ -193,7 +194,7 @@ class RolloutGroup:
         deadline = self.ranks.timeout_s
         done, _ = ray.wait(list(self._running), num_returns=1, timeout=deadline)
         if not done:
-            raise self.ranks.late("generate", next(iter(self._running.values())).rank, deadline)
+            raise self.ranks.late("generate", sorted({call.rank for call in self._running.values()}), deadline)
         call = self._running.pop(done[0])
         try:
             rollouts = self.ranks.result("generate", call.rank, done[0])
@@ -214,20 +215,35 @@ class RolloutGroup:
         if call.handle is self.ranks.handles[call.rank]:
             self._dead[call.rank] = death
         self._dispatch()  # the others go on while it is replaced
-        self._replace_the_dead()
+        self._recover()
 
-    def _replace_the_dead(self) -> None:
-        for rank, death in list(self._dead.items()):
-            handle = self.ranks.replace(rank, death)
-            assert self._start is not None, "replicas that can be spawned can be started"
-            assert self._source is not None, "replicas that can be spawned get their weights from somewhere"
-            self.ranks.homes[rank] = self._start(rank)
+    def _recover(self) -> None:
+        """Replaces the replicas that have died; they, and those that have missed weights, get the ones of now."""
+        if not (self._dead or self._stale):
+            return
+        assert self._start is not None, "replicas that can be spawned can be started"
+        assert self._source is not None, "replicas that can be spawned get their weights from somewhere"
+        while self._dead or self._stale:
+            for rank, death in list(self._dead.items()):
+                self.ranks.replace(rank, death)
+                self.ranks.homes[rank] = self._start(rank)
+                del self._dead[rank]
+                self._stale.add(rank)
             for bucket in self._source.weight_buckets(verify=True, shared=True):
-                self.ranks.wait("load_weights", [handle.load_weights.remote(bucket, True)])
-            [arrived] = self.ranks.wait("finish_weights", [handle.finish_weights.remote(self._version)])
-            compare_checksums(self._source.weight_checksums(), arrived, f"rollout replica {rank}")
-            del self._dead[rank]
-            self.connect()
+                refs = [(rank, self.ranks.handles[rank].load_weights.remote(bucket[0], True)) for rank in self._stale]
+                for rank, ref in refs:
+                    self._await("load_weights", rank, ref)
+            self._finish(self._stale - self._dead.keys(), self._source.weight_checksums())
+            self._stale = set()
+        self.connect()
+
+    def _finish(self, ranks: Set[int], checksums: Mapping[str, int]) -> None:
+        """Declares the weights of these replicas complete, and compares what has arrived."""
+        refs = [(rank, self.ranks.handles[rank].finish_weights.remote(self._version)) for rank in sorted(ranks)]
+        for rank, ref in refs:
+            arrived = self._await("finish_weights", rank, ref)
+            if arrived is not None:
+                compare_checksums(checksums, arrived, f"rollout replica {rank}")
 
     def _dispatch(self) -> None:
         """Hands queued jobs, in order, to the replica with the least work outstanding, as far as any has room."""
@@ -249,18 +265,17 @@ class RolloutGroup:
 
     def _settle_loading(self) -> None:
         for rank, ref in self._loading:
-            self._await("load_weights", rank, ref)
+            if self._await("load_weights", rank, ref) is False:
+                self._stale.add(rank)
         self._loading = []
 
     def _await(self, what: str, rank: int, ref: Any) -> Any:
         """The result of a call; None, and the replica is marked, if it has died."""
-        done, _ = ray.wait([ref], timeout=self.ranks.timeout_s)
-        if not done:
-            raise self.ranks.late(what, rank, self.ranks.timeout_s)
         try:
-            return self.ranks.result(what, rank, ref)
+            return self.ranks.wait_for(what, rank, ref)
         except WorkerDied as death:
             self._dead[rank] = death
+            self._stale.discard(rank)
             return None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 
 from tandem.platform.config import ConfigError
@@ -72,11 +73,16 @@ def device_index(given: Sequence[str], visible: str | None, noset: bool) -> int:
     return there.index(given[0]) if given[0] in there else 0
 
 
+def use_threads(rank: Rank) -> None:
+    """Bounds the threads of what the calling thread computes; OpenMP keeps a number for each calling thread."""
+    if rank.threads is not None:
+        torch.set_num_threads(rank.threads)
+
+
 def set_up(rank: Rank) -> torch.device:
     """Bounds torch's threads and picks the device of this process."""
     show_stacks_on_request()
-    if rank.threads is not None:
-        torch.set_num_threads(rank.threads)
+    use_threads(rank)
     device = pick_device(rank.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -117,6 +123,7 @@ def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int
     if torch.distributed.is_initialized():
         return  # another role of one rank in this process made it
     timeout = timedelta(seconds=timeout_s)
+    use_own_interface()
     if store is None:
         host, port = address
         store = torch.distributed.TCPStore(host, port, rank.world_size, is_master=False, timeout=timeout)
@@ -134,6 +141,14 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB on Linux
+
+
+def use_own_interface() -> None:
+    """Makes gloo listen on the network that Ray uses: else it may take the loopback, which other nodes cannot reach."""
+    own = _own_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in [entry.address for entry in addresses]:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _own_address() -> str:

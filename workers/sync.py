@@ -5,6 +5,9 @@
     broadcast  one collective for all replicas: NCCL between GPUs, gloo between CPUs; for several hosts
 
 A transport has two ends. `send` returns what travels in the Ray call, `receive` makes tensors of it.
+
+With `broadcast` all ends are lost when one of them dies. None waits for it, and none fails: the sender goes on in the
+calls, a receiver says what it has missed.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from tandem.platform.config import ConfigError
+from tandem.workers.runtime import use_own_interface
 
 TRANSPORTS = ("shared", "ipc", "broadcast")
 Bucket = dict[str, Tensor]
@@ -41,18 +47,24 @@ class Sent:
     verify: bool  # whether both ends take checksums
 
 
+class Missed(RuntimeError):
+    """A bucket did not arrive: an end of the broadcast is gone."""
+
+
 class Transport(Protocol):
     """One end."""
 
     device: torch.device
     """Where the sender's tensors must be."""
+    from_every_rank: bool
+    """Whether every rank of the trainer sends, to the replica on its own device; else the first sends to all."""
 
     def send(self, bucket: Bucket) -> Any:
         """What the receivers are to be given; the tensors must stay as they are until the next call."""
         ...
 
     def receive(self, sent: Any) -> Bucket:
-        """The tensors of a bucket."""
+        """The tensors of a bucket; raises Missed if they cannot arrive any more."""
         ...
 
     def finish(self) -> None:
@@ -64,6 +76,7 @@ class ObjectStore:
     """`shared`: the tensors themselves travel in the call."""
 
     device = torch.device("cpu")
+    from_every_rank = False
 
     def send(self, bucket: Bucket) -> Bucket:
         """The bucket."""
@@ -79,6 +92,8 @@ class ObjectStore:
 
 class CudaIPC:
     """`ipc`: handles travel; the sender's memory is read where it is."""
+
+    from_every_rank = True
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
@@ -136,39 +151,59 @@ class Layout:
 class Broadcast:
     """`broadcast`: the layout travels in the call, the bytes in a collective of all ends."""
 
+    from_every_rank = False
+
     def __init__(self, channel: Channel, device: torch.device) -> None:
         self.device, self.channel = device, channel
         host, port = channel.address
         timeout = timedelta(seconds=channel.timeout_s)
+        use_own_interface()
         store = torch.distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         own = torch.distributed.PrefixStore(channel.name, store)
+        self._group: Any  # None once an end is lost
         if device.type == "cuda":
             options = torch.distributed.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            self._group: Any = torch.distributed.ProcessGroupNCCL(own, channel.rank, channel.size, options)
+            self._group = torch.distributed.ProcessGroupNCCL(own, channel.rank, channel.size, options)
         else:
             self._group = torch.distributed.ProcessGroupGloo(own, channel.rank, channel.size, timeout)
         self._on_the_way: list[tuple[Any, Tensor]] = []
 
-    def send(self, bucket: Bucket) -> Layout:
-        """Starts the collective and returns at once: the receivers join when the layout has reached them."""
+    def send(self, bucket: Bucket) -> Layout | Bucket:
+        """Starts the collective and returns at once: the receivers join when the layout has reached them.
+
+        The bucket itself once an end is lost.
+        """
         self.finish()
+        if self._group is None:
+            return {name: tensor.cpu() for name, tensor in bucket.items()}
         layout = Layout.of(bucket)
         flat = layout.pack(bucket, self.device)
         self._on_the_way = [(self._group.broadcast(flat, 0), flat)]
         return layout
 
-    def receive(self, sent: Layout) -> Bucket:
+    def receive(self, sent: Layout | Bucket) -> Bucket:
         """Joins the collective."""
+        if not isinstance(sent, Layout):
+            return sent
+        if self._group is None:
+            raise Missed("an end of the broadcast was lost before")
         flat = torch.empty(sent.size, dtype=torch.uint8, device=self.device)
-        self._group.broadcast(flat, 0).wait()
+        try:
+            self._group.broadcast(flat, 0).wait()
+        except RuntimeError as error:
+            self._group = None  # which ends the wait of the others
+            raise Missed(str(error)) from error
         return sent.unpack(flat)
 
     def finish(self) -> None:
-        """Waits for what was sent last."""
-        for work, _ in self._on_the_way:
-            work.wait()
-        self._on_the_way = []
+        """Waits for what was sent last, as far as it can still arrive."""
+        on_the_way, self._on_the_way = self._on_the_way, []
+        try:
+            for work, _ in on_the_way:
+                work.wait()
+        except RuntimeError:
+            self._group = None
 
 
 def open_transport(channel: Channel, device: torch.device) -> Transport:
@@ -178,16 +213,29 @@ def open_transport(channel: Channel, device: torch.device) -> Transport:
     return CudaIPC() if channel.transport == "ipc" else ObjectStore()
 
 
-def choose_transport(wanted: str, nodes: Sequence[str], on_gpu: bool, share_device: bool) -> str:
-    """What `trainer.weight_transport` means for a trainer and replicas on these nodes; auto picks the cheapest that works.
+def choose_transport(wanted: str, nodes: Sequence[str], on_gpu: bool, partners: Sequence[int | None]) -> str:
+    """What `trainer.weight_transport` means; auto picks the cheapest that works.
 
     Args:
-        share_device: whether every replica is on the GPU of the trainer's first rank.
+        nodes: of the trainer's first rank and of every replica.
+        partners: by replica, the trainer's rank on the same device; None where there is none.
+
+    Raises:
+        ConfigError: what is wanted cannot work with this placement.
     """
-    if wanted != "auto":
-        return wanted
-    if len(set(nodes)) > 1:
-        return "broadcast"
-    if not on_gpu:
-        return "shared"
-    return "ipc" if share_device else "broadcast"
+    if wanted == "auto":
+        if on_gpu and None not in partners:
+            return "ipc"
+        one_host = len(set(nodes)) == 1
+        return "shared" if (0 in partners if on_gpu else one_host) else "broadcast"
+    if wanted == "ipc" and (not on_gpu or None in partners):
+        raise ConfigError(
+            "trainer.weight_transport=ipc needs an actor rank on the GPU of every rollout replica. Set placement=colocated "
+            "with actor.ranks of at least rollout.replicas, or trainer.weight_transport=auto"
+        )
+    if wanted == "broadcast" and on_gpu and 0 in partners:
+        raise ConfigError(
+            "trainer.weight_transport=broadcast needs a GPU for each of its ends, but the actor's first rank and a rollout "
+            "replica share one. Set placement=split, or trainer.weight_transport=auto"
+        )
+    return wanted

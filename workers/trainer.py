@@ -47,8 +47,13 @@ class TrainerBackend(Protocol):
         """The largest `count` of all ranks."""
         ...
 
-    def named_weights(self, bucket_bytes: int, device: torch.device = CPU) -> Iterator[dict[str, Tensor]]:
-        """Whole weights on rank 0, copied to `device` in parts of about `bucket_bytes`; empty on others. All iterate."""
+    def named_weights(
+        self, bucket_bytes: int, device: torch.device = CPU, everywhere: bool = False
+    ) -> Iterator[dict[str, Tensor]]:
+        """Whole weights, copied to `device` in parts of about `bucket_bytes`, on rank 0 or `everywhere`; empty on others.
+
+        All ranks iterate.
+        """
         ...
 
     def bucket_count(self, bucket_bytes: int) -> int:
@@ -165,11 +170,14 @@ class DeepSpeedBackend:
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         return int(largest)
 
-    def named_weights(self, bucket_bytes: int, device: torch.device = CPU) -> Iterator[dict[str, Tensor]]:
+    def named_weights(
+        self, bucket_bytes: int, device: torch.device = CPU, everywhere: bool = False
+    ) -> Iterator[dict[str, Tensor]]:
         """See `TrainerBackend.named_weights`; each bucket is gathered from its ZeRO shards once."""
         for bucket in self._buckets(bucket_bytes):
             with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
-                whole = {name: p.detach().to(device, copy=True) for name, p in bucket} if self.is_first else {}
+                wanted = bucket if self.is_first or everywhere else []
+                whole = {name: p.detach().to(device, copy=True) for name, p in wanted}
             yield whole  # outside the gathering, which would else last until the next bucket is asked for
 
     def offload(self) -> None:

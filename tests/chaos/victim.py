@@ -1,7 +1,7 @@
-"""A small run in which one worker is hurt in a chosen phase of a chosen step: `python victim.py JSON`.
+"""A small run in which workers are hurt in chosen phases of chosen steps: `python victim.py JSON`.
 
-The JSON has role ("critic-0", or "head" for Ray's), phase, step, how (kill, hang, memory) and overrides. Prints `hurt` and
-the seconds since the epoch when it happens; the run ends as any run of `launch/main.py` does.
+The JSON has `overrides`, and `attacks`: each with role ("critic-0", or "head" for Ray's), phase, step and how (kill, hang,
+memory). Prints `hurt` and the seconds since the epoch at each; the run ends as any run of `launch/main.py` does.
 """
 
 from __future__ import annotations
@@ -35,41 +35,40 @@ def exhaust(worker: Any) -> None:
 
 
 class Attacker(SilentDisplay):
-    """Sees the phases of the run from the outside, as a display does, and acts in one."""
+    """Sees the phases of the run from the outside, as a display does, and acts in some."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan, self.at_step, self.done = plan, 0, False
+    def __init__(self, attacks: list[dict[str, Any]]) -> None:
+        self.attacks, self.at_step = attacks, 0
 
     def phase(self, name: str) -> None:
-        """Hurts the victim at the beginning of the chosen phase."""
+        """Hurts the victims at the beginning of their phase."""
         self.at_step += name == "step"
-        if not self.done and name == self.plan["phase"] and self.at_step == self.plan["step"]:
-            self.done = True
-            self.attack(self.plan["role"], self.plan["how"])
+        due = [attack for attack in self.attacks if (attack["step"], attack["phase"]) == (self.at_step, name)]
+        for attack in due:
+            self.attacks.remove(attack)  # a phase may begin again in the same step
+            self.attack(attack["role"], attack["how"])
+            print("hurt", time.time(), flush=True)
 
     def attack(self, role: str, how: str) -> None:
-        """Says when, and acts."""
+        """Acts."""
         import ray
 
         if role == "head":
             servers = [child for child in psutil.Process().children(recursive=True) if child.name() == "gcs_server"]
-            print("hurt", time.time(), flush=True)
             for server in servers:
                 server.kill()
             return
         victim = ray.get_actor(role)
-        pid = ray.get(victim.__ray_call__.remote(lambda worker: os.getpid()))
         if how == "kill":
-            os.kill(pid, signal.SIGKILL)
+            os.kill(ray.get(victim.__ray_call__.remote(lambda worker: os.getpid())), signal.SIGKILL)
         else:
             victim.__ray_call__.remote({"hang": hang, "memory": exhaust}[how])
-        print("hurt", time.time(), flush=True)
 
 
 def main() -> int:
     """Runs with the attacker as the display."""
     plan = json.loads(sys.argv[1])
-    launch_run.make_display = lambda tracking: Attacker(plan)
+    launch_run.make_display = lambda tracking: Attacker(plan["attacks"])
     config, given = compose(plan["overrides"])
     validate(config, given)
     return launch_run.run(config, time.time())

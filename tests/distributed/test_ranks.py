@@ -90,7 +90,9 @@ def minibatches() -> list[TrainBatch]:
 def exported(group: ActorGroup) -> Tensor:
     import ray
 
-    return torch.cat([tensor.flatten() for bucket in group.weight_buckets() for tensor in ray.get(bucket).content.values()])
+    return torch.cat(
+        [tensor.flatten() for bucket in group.weight_buckets() for tensor in ray.get(bucket[0]).content.values()]
+    )
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -54,8 +54,9 @@ def replica_class() -> type:
                 for number in range(sampling.samples)
             ]
 
-        def load_weights(self, sent: Sent, shared: bool = False) -> None:
+        def load_weights(self, sent: Sent, shared: bool = False) -> bool:
             self.loaded += 1
+            return True
 
         def finish_weights(self, version: int) -> dict[str, int]:
             self.version = version
@@ -70,8 +71,8 @@ def replica_class() -> type:
 class Trainer:
     """Weights of two buckets."""
 
-    def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Sent]:
-        yield from (Sent({}, verify), Sent({}, verify))
+    def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[list[Sent]]:
+        yield from ([Sent({}, verify)], [Sent({}, verify)])
 
     def weight_checksums(self) -> dict[str, int]:
         return {"w": 2}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,40 @@ def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
     nodes = [node for node, _, _ in found]
     assert nodes == sorted(nodes, key=nodes.index)
     ray.util.remove_placement_group(group)
+
+
+def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
+    """Of four invented GPUs PPO takes three with a place for each role, GRPO two; sharing, each role gets more of one."""
+    import ray
+
+    from tandem.launch.compose import compose
+    from tandem.launch.roles import placement_of
+    from tandem.platform.algorithms import resolve
+    from tandem.workers.placement import reserve
+
+    ray.init(address=two_nodes.address, log_to_driver=False)
+    free, shares = {}, {}
+    for algo in ("ppo", "grpo"):
+        for placement in ("split", "colocated"):
+            config, _ = compose([f"algo={algo}", f"placement={placement}", "placement.cpus_per_bundle=0.25"])
+            algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+            planned = placement_of(config, algorithm, 2.0, gpu=True)
+            group = reserve(planned)
+            free[algo, placement] = available_gpus(4 - sum(bundle.get("GPU", 0) for bundle in planned.bundles))
+            shares[algo, placement] = planned.of("actor")[0].gpus
+            ray.util.remove_placement_group(group)
+    assert free == {("ppo", "split"): 1, ("ppo", "colocated"): 3, ("grpo", "split"): 2, ("grpo", "colocated"): 3}
+    assert (shares["ppo", "colocated"], shares["grpo", "colocated"]) == (0.333, 0.5)
+
+
+def available_gpus(expected: float) -> float:
+    """GPUs that no one holds, as Ray says once it has noticed."""
+    import ray
+
+    deadline = time.monotonic() + 15
+    while (found := ray.available_resources().get("GPU", 0.0)) != expected and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
 
 
 def test_ppo_across_two_nodes(two_nodes: Any, tiny_path: str, repo: Path, tmp_path: Path) -> None:

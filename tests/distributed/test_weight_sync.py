@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +25,22 @@ from tandem.workers.tokenizer import load_tokenizer
 pytestmark = pytest.mark.slow
 
 SAMPLING = Sampling(samples=1, temperature=0.0, max_tokens=6, seed=(0,))
-PROMPTS = [Prompt(tuple(range(3, 5 + number)), number, "") for number in range(6)]
+LONG = Prompt(tuple(range(3, 15)) * 12, 6, "")  # longer than a block of vLLM's prefix cache
+PROMPTS = [*(Prompt(tuple(range(3, 5 + number)), number, "") for number in range(6)), LONG]
 
 
 def make(path: str, *overrides: str) -> Config:
     fixed = [f"model.path={path}", "actor.ranks=2", "rollout.replicas=2", "actor.lr=0.05", "trainer.bucket_mb=1"]
-    small = ["rollout.max_response_tokens=6", "cluster.num_cpus=2", "rollout=hf"]
+    small = [
+        "rollout.max_response_tokens=6",
+        "cluster.num_cpus=2",
+        "rollout.kv_cache_gb=0.0625",
+        "data.max_prompt_tokens=144",
+    ]
     return compose(["algo=grpo", *fixed, *small, *overrides])[0]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[float]:
     from tandem.platform.config import ClusterConfig
     from tandem.workers.cluster import connected
@@ -55,10 +63,29 @@ def train(roles: Roles, rollouts: list[Rollout]) -> None:
     roles.actor.update([TrainBatch(batch, roles.actor.logprobs(batch), advantages).as_minibatch()])
 
 
-@pytest.mark.parametrize(("transport", "stage"), [("shared", 3), ("broadcast", 3), ("broadcast", 0)])
-def test_replicas_equal_a_fresh_engine(tiny_path: str, tmp_path: Path, cluster: float, transport: str, stage: int) -> None:
-    config = make(tiny_path, f"trainer.weight_transport={transport}", f"trainer.zero_stage={stage}")
-    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), tiny_path, cluster)
+@pytest.fixture(scope="module")
+def wide_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small embedded model with heads as wide as vLLM needs them on a CPU."""
+    from tandem.platform.config import TaskConfig, TinyConfig, WarmstartConfig
+    from tandem.workers.tiny import prepare_tiny
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TANDEM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        small = TinyConfig(hidden_size=64, intermediate_size=64, layers=2, heads=2)
+        return str(prepare_tiny(ModelConfig(tiny=small, warmstart=WarmstartConfig(steps=0)), TaskConfig()))
+
+
+@pytest.mark.parametrize(
+    ("engine", "transport", "stage"),
+    [("hf", "shared", 3), ("hf", "broadcast", 0), ("vllm", "broadcast", 3)],
+)
+def test_replicas_equal_a_fresh_engine(
+    wide_path: str, tmp_path: Path, cluster: float, engine: str, transport: str, stage: int
+) -> None:
+    """Also where long prompts are in the prefix cache from before."""
+    wanted = [f"rollout={engine}", f"trainer.weight_transport={transport}", f"trainer.zero_stage={stage}"]
+    config = make(wide_path, *wanted)
+    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), wide_path, cluster)
     try:
         roles = ray_roles.wait()
         publish(roles, 0)
@@ -66,12 +93,11 @@ def test_replicas_equal_a_fresh_engine(tiny_path: str, tmp_path: Path, cluster: 
         train(roles, before)
         publish(roles, 1)
         after = roles.rollouts.collect(roles.rollouts.submit(PROMPTS, SAMPLING))
-        save(tiny_path, whole_weights(roles), tmp_path)
+        save(wide_path, whole_weights(roles), tmp_path)
+        spec = replace(ray_roles.specs["rollout"], path=str(tmp_path))
     finally:
         ray_roles.close()
-    fresh = RolloutWorker(RolloutSpec(str(tmp_path), ModelConfig(), config.rollout), Rank())
-    fresh.start()
-    expected = fresh.generate(PROMPTS, SAMPLING)
+    expected = fresh(spec)
     assert [one.response_ids for one in after] == [one.response_ids for one in expected]
     for one, other in zip(after, expected, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -79,12 +105,44 @@ def test_replicas_equal_a_fresh_engine(tiny_path: str, tmp_path: Path, cluster: 
     assert [one.logprobs for one in after] != [one.logprobs for one in before]
 
 
+def fresh(spec: RolloutSpec) -> list[Rollout]:
+    """What an engine that starts with these weights samples, in a process of its own."""
+    import ray
+
+    worker: Any = ray.remote(num_cpus=1)(RolloutWorker).remote(spec, Rank(threads=1))  # type: ignore[attr-defined]
+    ray.get(worker.start.remote(), timeout=120)
+    rollouts = ray.get(worker.generate.remote(PROMPTS, SAMPLING), timeout=60)
+    ray.kill(worker)
+    return list(rollouts)
+
+
+def test_every_replica_takes_its_weights_from_the_rank_beside_it(
+    tiny_path: str, cluster: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with CUDA IPC, here through the object store: both ranks send the same whole weights."""
+    import ray
+
+    config = make(tiny_path, "rollout=hf", "trainer.zero_stage=3", "trainer.checksum_every=1")
+    monkeypatch.setattr(RayRoles, "_transport", lambda roles: ("shared", [0, 1]))
+    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), tiny_path, cluster)
+    try:
+        roles = ray_roles.wait()
+        for rank in ray_roles.ranks["actor"].handles:
+            ray.get(rank.__ray_call__.remote(lambda worker: setattr(worker._transport, "from_every_rank", True)))
+        publish(roles, 0)
+        train(roles, roles.rollouts.collect(roles.rollouts.submit(PROMPTS, SAMPLING)))
+        publish(roles, 1)  # compares the checksums of both replicas
+        assert roles.rollouts.restarts == 0
+    finally:
+        ray_roles.close()
+
+
 def whole_weights(roles: Roles) -> dict[str, Tensor]:
     """The trainer's weights, in the calls."""
     import ray
 
     buckets = roles.actor.weight_buckets(shared=True)  # type: ignore[call-arg]
-    return {name: tensor for ref in buckets for name, tensor in ray.get(ref).content.items()}
+    return {name: tensor for refs in buckets for name, tensor in ray.get(refs[0]).content.items()}
 
 
 def save(path: str, weights: dict[str, Tensor], folder: Path) -> None:
@@ -104,7 +162,7 @@ def test_a_replica_that_joins_late_has_the_same_weights(tiny_path: str, cluster:
     """It gets them in the calls, and the broadcast has one more set of ends from then on."""
     import ray
 
-    config = make(tiny_path, "trainer.weight_transport=broadcast")
+    config = make(tiny_path, "rollout=hf", "trainer.weight_transport=broadcast")
     ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), tiny_path, cluster)
     try:
         roles = ray_roles.wait()

@@ -31,7 +31,8 @@ SMALL = (
 
 def run(repo: Path, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(repo / "launch" / "main.py"), *SMALL, *overrides, f"run.dir={folder}", "run.name=r"]
-    environment = {**os.environ, "TANDEM_CACHE": str(folder / "cache")}
+    # Fewer threads than Ray gives the replica, which every thread that computes has to know.
+    environment = {**os.environ, "TANDEM_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=repo, env=environment)
 
 

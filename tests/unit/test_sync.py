@@ -7,22 +7,37 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.platform.config import ConfigError
 from tandem.workers.sync import Layout, ObjectStore, choose_transport
 
 
 @pytest.mark.parametrize(
-    ("nodes", "on_gpu", "share_device", "expected"),
+    ("nodes", "on_gpu", "partners", "expected"),
     [
-        (["a", "a", "a"], False, False, "shared"),
-        (["a", "a"], True, True, "ipc"),
-        (["a", "a", "a"], True, False, "broadcast"),
-        (["a", "b"], False, False, "broadcast"),
-        (["a", "b"], True, True, "broadcast"),
+        (["a", "a", "a"], False, [0, None], "shared"),
+        (["a", "b"], False, [None], "broadcast"),
+        (["a", "a"], True, [0], "ipc"),
+        (["a", "a", "b"], True, [0, 1], "ipc"),  # each from the rank beside it, also on another host
+        (["a", "a", "a"], True, [None, None], "broadcast"),
+        (["a", "a", "a"], True, [0, None], "shared"),  # NCCL has no room for two ends on one GPU
     ],
 )
-def test_auto_follows_the_placement(nodes: list[str], on_gpu: bool, share_device: bool, expected: str) -> None:
-    assert choose_transport("auto", nodes, on_gpu, share_device) == expected
-    assert choose_transport("shared", nodes, on_gpu, share_device) == "shared"
+def test_auto_follows_the_placement(nodes: list[str], on_gpu: bool, partners: list[int | None], expected: str) -> None:
+    assert choose_transport("auto", nodes, on_gpu, partners) == expected
+    assert choose_transport("shared", nodes, on_gpu, partners) == "shared"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "on_gpu", "partners", "why"),
+    [
+        ("ipc", False, [0], "needs an actor rank on the GPU of every rollout replica"),
+        ("ipc", True, [0, None], "needs an actor rank on the GPU of every rollout replica"),
+        ("broadcast", True, [0, 1], "the actor's first rank and a rollout replica share one"),
+    ],
+)
+def test_a_transport_that_cannot_work_is_refused(wanted: str, on_gpu: bool, partners: list[int | None], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        choose_transport(wanted, ["a", "a"], on_gpu, partners)
 
 
 shapes = st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=6)
