@@ -84,7 +84,7 @@ class ActorWorker(TrainedWorker):
         bucket = next(self._export)
         if self._verify:
             self._checksums |= {name: checksum(tensor.cpu()) for name, tensor in bucket.items()}
-        return Sent(self._sending.send(bucket) if bucket else {}, self._verify)
+        return Sent(self._sending.send(bucket) if bucket else None, self._verify)
 
     def end_export(self) -> None:
         """Returns when nothing is on the way any more."""

@@ -26,7 +26,7 @@ def connected(
     A joined cluster is never stopped. Names of actors live in a namespace of this run, so runs can share a cluster.
 
     Raises:
-        ConfigError: no Ray answers at cluster.address.
+        ConfigError: no Ray answers at cluster.address, or it wants a token.
     """
     import ray
 
@@ -41,7 +41,10 @@ def connected(
         check_answers(config.address)
         # Workers of a joined cluster do not inherit this process's environment.
         variables = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
-        ray.init(address=config.address, runtime_env={"env_vars": variables}, **common)
+        try:
+            ray.init(address=config.address, runtime_env={"env_vars": variables}, **common)
+        except ConnectionError as error:
+            raise ConfigError(_refusal(config.address, error)) from error
     watch = _watch_head(ray.get_runtime_context().gcs_address, on_head_lost) if on_head_lost else None
     try:
         yield float(ray.cluster_resources().get("CPU", 0.0))
@@ -49,6 +52,15 @@ def connected(
         ray.shutdown()  # waits for a head that is gone, so it is watched until here
         if watch is not None:
             watch.set()
+
+
+def _refusal(address: str, error: ConnectionError) -> str:
+    if "AuthToken" in f"{error} {error.__cause__} {error.__context__}":
+        return (
+            f"cluster.address={address}: Ray there asks for a token, as it does by default where `ray start` found one. "
+            "Set RAY_AUTH_MODE=token in the environment, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        )
+    return f"cluster.address={address}: something answers there, but {error}. Is it Ray's head, of the same version?"
 
 
 def _watch_head(address: str, on_lost: Callable[[str], None]) -> threading.Event:

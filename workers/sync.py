@@ -12,18 +12,23 @@ calls, a receiver says what it has missed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.platform.config import ConfigError
 from tandem.workers.runtime import use_own_interface
 
 TRANSPORTS = ("shared", "ipc", "broadcast")
+CPU = torch.device("cpu")
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # arrays in Ray's shared memory never are
 Bucket = dict[str, Tensor]
 
 
@@ -72,19 +77,64 @@ class Transport(Protocol):
         ...
 
 
-class ObjectStore:
-    """`shared`: the tensors themselves travel in the call."""
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a bucket lie in one run of bytes."""
 
-    device = torch.device("cpu")
+    tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...], int, int]]  # name, dtype, shape, first byte, bytes
+    size: int
+
+    @staticmethod
+    def of(bucket: Bucket) -> Layout:
+        """Tensors one after the other, each on a boundary of 16 bytes, which suits every dtype."""
+        tensors, offset = [], 0
+        for name, tensor in bucket.items():
+            size = tensor.numel() * tensor.element_size()
+            tensors.append((name, tensor.dtype, tuple(tensor.shape), offset, size))
+            offset += -(-size // 16) * 16
+        return Layout(tensors, offset)
+
+    def pack(self, bucket: Bucket, device: torch.device) -> Tensor:
+        """(size,) uint8."""
+        flat = torch.empty(self.size, dtype=torch.uint8, device=device)
+        for name, dtype, shape, offset, size in self.tensors:
+            if size:
+                flat[offset : offset + size].view(dtype).view(shape).copy_(bucket[name])
+        return flat
+
+    def unpack(self, flat: Tensor) -> Bucket:
+        """The tensors, as views."""
+        return {
+            name: flat[offset : offset + size].view(dtype).view(shape) for name, dtype, shape, offset, size in self.tensors
+        }
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A bucket as one run of bytes."""
+
+    layout: Layout
+    content: NDArray[np.uint8]  # Ray sends and receives arrays without taking them apart
+
+    def unpack(self) -> Bucket:
+        """The tensors, as views; only to be read."""
+        return self.layout.unpack(torch.from_numpy(self.content))
+
+
+class ObjectStore:
+    """`shared`: the bytes travel in the call. On the sender's host they are read where they lie."""
+
+    device = CPU
     from_every_rank = False
 
-    def send(self, bucket: Bucket) -> Bucket:
-        """The bucket."""
-        return bucket
+    def send(self, bucket: Bucket) -> Packed:
+        """All tensors in one array, of which Ray makes one copy, into shared memory."""
+        layout = Layout.of(bucket)
+        return Packed(layout, layout.pack(bucket, CPU).numpy())
 
-    def receive(self, sent: Bucket) -> Bucket:
-        """The bucket."""
-        return sent
+    def receive(self, sent: Packed) -> Bucket:
+        """Tensors that are only to be read."""
+        return sent.unpack()
 
     def finish(self) -> None:
         """Nothing: a call that has returned has everything."""
@@ -116,38 +166,6 @@ class CudaIPC:
         self._held = []
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the tensors of a bucket lie in one run of bytes."""
-
-    tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...], int, int]]  # name, dtype, shape, first byte, bytes
-    size: int
-
-    @staticmethod
-    def of(bucket: Bucket) -> Layout:
-        """Tensors one after the other, each on a boundary of 16 bytes, which suits every dtype."""
-        tensors, offset = [], 0
-        for name, tensor in bucket.items():
-            size = tensor.numel() * tensor.element_size()
-            tensors.append((name, tensor.dtype, tuple(tensor.shape), offset, size))
-            offset += -(-size // 16) * 16
-        return Layout(tensors, offset)
-
-    def pack(self, bucket: Bucket, device: torch.device) -> Tensor:
-        """(size,) uint8."""
-        flat = torch.zeros(self.size, dtype=torch.uint8, device=device)
-        for name, dtype, shape, offset, size in self.tensors:
-            if size:
-                flat[offset : offset + size].view(dtype).view(shape).copy_(bucket[name])
-        return flat
-
-    def unpack(self, flat: Tensor) -> Bucket:
-        """The tensors, as views."""
-        return {
-            name: flat[offset : offset + size].view(dtype).view(shape) for name, dtype, shape, offset, size in self.tensors
-        }
-
-
 class Broadcast:
     """`broadcast`: the layout travels in the call, the bytes in a collective of all ends."""
 
@@ -169,23 +187,23 @@ class Broadcast:
             self._group = torch.distributed.ProcessGroupGloo(own, channel.rank, channel.size, timeout)
         self._on_the_way: list[tuple[Any, Tensor]] = []
 
-    def send(self, bucket: Bucket) -> Layout | Bucket:
+    def send(self, bucket: Bucket) -> Layout | Packed:
         """Starts the collective and returns at once: the receivers join when the layout has reached them.
 
-        The bucket itself once an end is lost.
+        As `shared` once an end is lost.
         """
         self.finish()
         if self._group is None:
-            return {name: tensor.cpu() for name, tensor in bucket.items()}
+            return ObjectStore().send(bucket)
         layout = Layout.of(bucket)
         flat = layout.pack(bucket, self.device)
         self._on_the_way = [(self._group.broadcast(flat, 0), flat)]
         return layout
 
-    def receive(self, sent: Layout | Bucket) -> Bucket:
+    def receive(self, sent: Layout | Packed) -> Bucket:
         """Joins the collective."""
-        if not isinstance(sent, Layout):
-            return sent
+        if isinstance(sent, Packed):
+            return sent.unpack()
         if self._group is None:
             raise Missed("an end of the broadcast was lost before")
         flat = torch.empty(sent.size, dtype=torch.uint8, device=self.device)

@@ -50,9 +50,9 @@ class TrainerBackend(Protocol):
     def named_weights(
         self, bucket_bytes: int, device: torch.device = CPU, everywhere: bool = False
     ) -> Iterator[dict[str, Tensor]]:
-        """Whole weights, copied to `device` in parts of about `bucket_bytes`, on rank 0 or `everywhere`; empty on others.
+        """Whole weights on `device` in parts of about `bucket_bytes`, on rank 0 or `everywhere`; empty on others.
 
-        All ranks iterate.
+        All ranks iterate. A tensor may be the model's own: it is good until the next `step`.
         """
         ...
 
@@ -177,7 +177,8 @@ class DeepSpeedBackend:
         for bucket in self._buckets(bucket_bytes):
             with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
                 wanted = bucket if self.is_first or everywhere else []
-                whole = {name: p.detach().to(device, copy=True) for name, p in wanted}
+                # What is gathered from shards goes with the gathering.
+                whole = {name: p.detach().to(device, copy=self.stage == 3) for name, p in wanted}
             yield whole  # outside the gathering, which would else last until the next bucket is asked for
 
     def offload(self) -> None:

@@ -91,7 +91,7 @@ def exported(group: ActorGroup) -> Tensor:
     import ray
 
     return torch.cat(
-        [tensor.flatten() for bucket in group.weight_buckets() for tensor in ray.get(bucket[0]).content.values()]
+        [tensor.flatten() for bucket in group.weight_buckets() for tensor in ray.get(bucket[0]).content.unpack().values()]
     )
 
 
@@ -100,7 +100,9 @@ def test_two_actor_ranks_equal_one(tiny_path: str, stage: int) -> None:
     alone = ActorWorker(actor_spec(tiny_path, 0), Rank(threads=1))
     alone.start()
     expected = reduce_totals([alone.update(minibatches())])
-    weights = torch.cat([tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.content.values()])
+    weights = torch.cat(
+        [tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.content.unpack().values()]
+    )
     ranks = spawn(ActorWorker, actor_spec(tiny_path, stage), 2)
     try:
         group = ActorGroup(ranks)
@@ -144,7 +146,9 @@ def test_every_objective_is_the_same_on_any_number_of_ranks(
     alone = ActorWorker(actor_spec(tiny_path, 0, policy_loss, budget=10_000, **EVERYTHING), Rank(threads=1))
     alone.start()
     expected = reduce_totals([alone.update(full_minibatches())])
-    weights = torch.cat([tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.content.values()])
+    weights = torch.cat(
+        [tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.content.unpack().values()]
+    )
     ranks = spawn(ActorWorker, actor_spec(tiny_path, 0, policy_loss, budget=budget, **EVERYTHING), count)
     try:
         group = ActorGroup(ranks)

@@ -1,9 +1,10 @@
-"""Two Ray nodes on this machine, each with its own raylet: placement with invented GPUs, and a PPO run across them."""
+"""Two Ray nodes on this machine: placement with invented GPUs, and a PPO run across two hosts."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -101,16 +102,63 @@ def available_gpus(expected: float) -> float:
     return found
 
 
-def test_ppo_across_two_nodes(two_nodes: Any, tiny_path: str, repo: Path, tmp_path: Path) -> None:
-    """Two ranks of actor and critic and two replicas, spread over the nodes; weights go by broadcast, as nodes differ."""
+@pytest.fixture
+def two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
+    """Ray nodes that cannot reach each other's loopback: (the head's address, what to put before a command to run there).
+
+    In network namespaces where they may be made here; else both with the address of this machine.
+    """
+    from ray.cluster_utils import Cluster
+
+    names = [f"tandem-{os.getpid()}-{number}" for number in range(2)]
+    if subprocess.run(["ip", "netns", "add", names[0]], capture_output=True).returncode != 0:
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        cluster.add_node(num_cpus=1)
+        yield cluster.address, []
+        cluster.shutdown()
+        return
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # what `ray start` chooses depends on the files of the user
+    try:
+        yield start_nodes(names, str(tmp_path_factory.mktemp("ray"))), ["ip", "netns", "exec", names[0]]
+    finally:
+        for name in names:
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
+            for pid in found.split():
+                os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "delete", name])
+
+
+def start_nodes(names: list[str], folder: str) -> str:
+    """Joins two network namespaces by a cable, with a Ray node of 1 CPU in each; the head's address."""
+
+    def do(command: str) -> None:
+        subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
+
+    ray = str(Path(sys.executable).parent / "ray")
+    do(f"ip netns add {names[1]}")
+    do(f"ip link add t0 netns {names[0]} type veth peer name t1 netns {names[1]}")
+    for number, name in enumerate(names):
+        do(f"ip -n {name} addr add 10.77.0.{number + 1}/24 dev t{number}")
+        do(f"ip -n {name} link set t{number} up")
+        do(f"ip -n {name} link set lo up")
+    common = "--num-cpus=1 --disable-usage-stats"
+    head = f"--head --port=6399 --node-ip-address=10.77.0.1 --include-dashboard=false --temp-dir={folder}"
+    do(f"ip netns exec {names[0]} {ray} start {head} {common}")
+    do(f"ip netns exec {names[1]} {ray} start --address=10.77.0.1:6399 --node-ip-address=10.77.0.2 {common}")
+    return "10.77.0.1:6399"
+
+
+def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, repo: Path, tmp_path: Path) -> None:
+    """Two ranks of actor and critic and two replicas, spread over the hosts; weights go by broadcast, as hosts differ."""
+    address, before = two_hosts
     overrides = [
-        *("algo=ppo", "critic.warmup_steps=0", f"model.path={tiny_path}", f"cluster.address={two_nodes.address}"),
+        *("algo=ppo", f"model.path={tiny_path}", f"cluster.address={address}"),
         *("actor.ranks=2", "critic.ranks=2", "rollout.replicas=2", "rollout=hf", "placement.strategy=STRICT_SPREAD"),
         *("trainer.device=cpu", "trainer.checksum_every=1", "run.steps=2", "run.name=two", f"run.dir={tmp_path}"),
         *("data.prompts_per_step=4", "rollout.samples_per_prompt=2", "rollout.max_response_tokens=4", "task.eval_size=4"),
     ]
-    command = [sys.executable, "launch/main.py", *overrides]
-    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=300, env=dict(os.environ))
+    command = [*before, sys.executable, "launch/main.py", *overrides]
+    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]

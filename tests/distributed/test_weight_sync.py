@@ -142,7 +142,7 @@ def whole_weights(roles: Roles) -> dict[str, Tensor]:
     import ray
 
     buckets = roles.actor.weight_buckets(shared=True)  # type: ignore[call-arg]
-    return {name: tensor for refs in buckets for name, tensor in ray.get(refs[0]).content.items()}
+    return {name: tensor for refs in buckets for name, tensor in ray.get(refs[0]).content.unpack().items()}
 
 
 def save(path: str, weights: dict[str, Tensor], folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,22 @@ def test_malformed_address(address: str) -> None:
 
 def test_host_that_cannot_be_a_name() -> None:
     assert "cluster.address=10.0..1:6379: nothing answers there" in refusal("10.0..1:6379")
+
+
+@pytest.mark.parametrize(
+    ("why", "said"), [("RPC error: InvalidAuthToken: missing", "RAY_AUTH_MODE=token"), ("no GCS", "Is it Ray's head")]
+)
+def test_a_head_that_refuses(monkeypatch: pytest.MonkeyPatch, why: str, said: str) -> None:
+    def init(**options: Any) -> None:
+        try:
+            raise RuntimeError(why)
+        except RuntimeError as cause:
+            raise ConnectionError("Failed to connect to Ray cluster") from cause
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(cluster, "check_answers", lambda address: None)
+    with pytest.raises(ConfigError, match=said), connected(ClusterConfig(address="10.0.0.1:6379")):
+        pass
 
 
 @pytest.mark.parametrize(

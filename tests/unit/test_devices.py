@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from tandem.workers.runtime import device_index
+from tandem.workers import runtime
+from tandem.workers.runtime import device_index, use_own_interface
 
 
 @pytest.mark.parametrize(
@@ -21,3 +24,15 @@ from tandem.workers.runtime import device_index
 )
 def test_device_index(given: list[str], visible: str | None, noset: bool, expected: int) -> None:
     assert device_index(given, visible, noset) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "lo"), ("eth7", "eth7")])
+def test_ranks_meet_on_the_network_of_their_address(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setattr(runtime, "_own_address", lambda: "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", before or "")
+    if before is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    use_own_interface()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == after
