@@ -119,6 +119,7 @@ class RolloutGroup:
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Ticket:
         """Queues prompts with the weights of now; returns the ticket for `finished` and `collect`."""
+        self._recover()  # one that died asleep has not been replaced yet, and there may be no other
         ticket = Ticket(prompts, sampling)
         size = 1 if self.continuous else max(1, min(self.capacity // sampling.samples, -(-len(prompts) // len(self.ranks))))
         places = range(len(prompts))
