@@ -227,7 +227,11 @@ class RolloutGroup:
         while self._dead or self._stale:
             for rank, death in list(self._dead.items()):
                 self.ranks.replace(rank, death)
-                self.ranks.homes[rank] = self._start(rank)
+                try:
+                    self.ranks.homes[rank] = self._start(rank)
+                except WorkerDied as again:  # `replace` says how often
+                    self._dead[rank] = again
+                    continue
                 del self._dead[rank]
                 self._stale.add(rank)
             for bucket in self._source.weight_buckets(verify=True, shared=True):
