@@ -136,6 +136,8 @@ class RayRoles:
         homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
         self.placement = sorted_by_node(self.placement, homes)
         self._nodes = {bundle: (nodes.get(home, "unknown"), home) for bundle, home in homes.items()}
+        # Refused before any model is loaded, which may take minutes.
+        self._weights_go, self._takes_turns = self._transport(), takes_turns(config, on_gpu)
         self._starting = {name: self._spawn_all(name) for name in self.specs}
 
     def wait(self) -> Roles:
@@ -148,7 +150,7 @@ class RayRoles:
             self._note_pids(name, pids, deadline)
             self.ranks[name].wait("start", starts, max(0.0, deadline - time.monotonic()))
         actor = ActorGroup(self.ranks["actor"])
-        transport, senders = self._transport()
+        transport, senders = self._weights_go
         rollouts = RolloutGroup(
             self.ranks["rollout"],
             self.config.rollout.max_batch_sequences,
@@ -165,7 +167,7 @@ class RayRoles:
             rollouts=rollouts,
             critic=CriticGroup(self.ranks["critic"]) if "critic" in self.ranks else None,
             reference=ReferenceGroup(self.ranks["reference"]) if "reference" in self.ranks else None,
-            takes_turns=takes_turns(self.config, self.device == "cuda"),
+            takes_turns=self._takes_turns,
         )
 
     def close(self) -> None:
