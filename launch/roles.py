@@ -12,6 +12,7 @@ from tandem.platform.config import Config, ConfigError
 from tandem.platform.plan import role_ranks
 from tandem.platform.protocols import Roles
 from tandem.workers.actor import ActorSpec, ActorWorker
+from tandem.workers.calls import Watch
 from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.inline import InlineRollouts
 from tandem.workers.placement import Placement, plan_placement, sorted_by_node
@@ -131,6 +132,7 @@ class RayRoles:
         self.placement = placement_of(config, algorithm, cpus, on_gpu)
         self.specs = role_specs(config, algorithm, path)
         self.ranks: dict[str, Any] = {}
+        self._watch = Watch()
         self.group: Any = reserve(self.placement)
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
@@ -212,7 +214,10 @@ class RayRoles:
             cluster.call_timeout_s,
             (lambda rank: self._spawn(name, rank)) if can_restart else None,
             cluster.max_restarts,
+            self._watch,
         )
+        if not can_restart:
+            self._watch.watched.append(self.ranks[name])
         pids = [handle.__ray_call__.remote(_pid) for handle in handles]
         if name in ("actor", "critic"):
             meeting = handles[0].address.remote()
@@ -237,6 +242,8 @@ class RayRoles:
         if name == "rollout" and self._is_continuous:  # every call that may be queued at the engine, and some to manage it
             calls = QUEUED * self.config.rollout.max_batch_sequences // self.config.rollout.samples_per_prompt
             options["max_concurrency"] = 4 + calls
+        if name == "reward":  # a call per prompt, enough to keep all processes busy
+            options["max_concurrency"] = 4 + max(64, self.config.reward.processes)
         if name not in self.ranks:  # the name of a dead actor stays taken for a while
             options["name"] = f"{name}-{rank}"
         own = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")

@@ -27,7 +27,7 @@ from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles
 from tandem.platform.records import Recorder, sample_rows, write_json
 from tandem.platform.spans import Spans
-from tandem.workers.calls import WorkerFailed
+from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
 from tandem.workers.tokenizer import load_tokenizer
 from tandem.workers.trainer import TrainingError
@@ -55,7 +55,7 @@ def run(config: Config, started_at: float) -> int:
         return _end(recorder, display, "interrupted", "terminated (SIGTERM)", TERMINATED)
     except Exception as error:
         # These are for the user to mend: the message says it all. Anything else wants its traceback.
-        if not isinstance(error, ValueError | WorkerFailed | TrainingError):
+        if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError)):
             traceback.print_exc()
         return _end(recorder, display, "failed", f"{type(error).__name__}: {error}", 1)
     return _end(recorder, display, "finished", None, 0)

@@ -156,6 +156,7 @@ class Driver:
     def _publish(self) -> None:
         self.residency.syncing()
         verify = self.version % self.config.trainer.checksum_every == 0
+        self.roles.rollouts.begin_weights()
         for bucket in self.roles.actor.weight_buckets(verify):
             self.roles.rollouts.load_weights(bucket)
         self.roles.rollouts.finish_weights(self.version, self.roles.actor.weight_checksums())

@@ -133,6 +133,10 @@ class Rollouts(Role, Protocol):
         """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
         ...
 
+    def begin_weights(self) -> None:
+        """New weights are about to be sent."""
+        ...
+
     def load_weights(self, bucket: Any) -> None:
         """Takes one part of new weights."""
         ...

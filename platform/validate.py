@@ -17,6 +17,7 @@ from tandem.platform.rewards import REWARDS
 from tandem.platform.validate_algo import algo_problems, algo_warnings
 
 OF_VLLM = tuple(f"rollout.{name}" for name in ("gpu_memory_share", "kv_cache_gb", "max_model_tokens", "prefix_caching"))
+OF_RAY = ("trainer.weight_transport", "cluster.max_restarts", "cluster.num_cpus", "cluster.call_timeout_s")
 BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
 
 
@@ -183,6 +184,13 @@ def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     unread = [key for key in given if key in OF_VLLM]
     if config.rollout.engine == "hf" and unread:
         yield f"{', '.join(sorted(unread))}: not read, since rollout.engine=hf"
+    if config.rollout.engine == "auto" and unread:
+        yield f"{', '.join(sorted(unread))}: read by vLLM alone, which rollout.engine=auto takes only on a GPU"
+    of_ray = [key for key in given if key.startswith("placement.") or key in OF_RAY]
+    if config.cluster.name == "inline" and of_ray:
+        yield f"{', '.join(sorted(of_ray))}: not read, since cluster=inline has no Ray"
+    if config.cluster.address is not None and "cluster.num_cpus" in given:
+        yield f"cluster.num_cpus: not read, since cluster.address={config.cluster.address} is joined as it is"
     tasks = [key for key in given if key.startswith("task.")]
     if config.data.train is not None and tasks:
         yield f"{', '.join(sorted(tasks))}: not read, since data.train={config.data.train} is set"

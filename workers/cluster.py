@@ -114,9 +114,32 @@ def check_answers(address: str) -> None:
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"cluster.address={address}: expected host:port, for example 10.0.0.1:6379")
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S) as connection:
+            is_grpc = _speaks_grpc(connection)
     except (OSError, UnicodeError) as error:  # UnicodeError: a host that cannot be a name, as "10.0..1"
         raise ConfigError(
             f"cluster.address={address}: nothing answers there ({error}). Start Ray on that host with "
             f"`ray start --head --port={port}`, correct the address, or leave it out for a private cluster"
         ) from error
+    if not is_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
+        raise ConfigError(
+            f"cluster.address={address}: something listens there, but it is not Ray's head. Its port is the one given to "
+            "`ray start --head --port=...`, 6379 by default; not that of the dashboard"
+        )
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether the other side greets as HTTP/2 does, which gRPC is spoken over: its first frame says its settings.
+
+    RFC 9113, sections 3.4 and 6.5. Ray itself would try for minutes.
+    """
+    connection.settimeout(CONNECT_TIMEOUT_S)
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    try:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        answer = b""
+        while len(answer) < len(settings) and (more := connection.recv(64)):
+            answer += more
+    except OSError:
+        return False
+    return len(answer) >= len(settings) and answer[3] == 4

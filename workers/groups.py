@@ -7,7 +7,6 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError
 from torch import Tensor
 
 from tandem.platform.batch import Rollout, RolloutBatch, Score, TrainBatch, Values
@@ -42,7 +41,9 @@ class _ResidentGroup(_Group):
 
 
 class ActorGroup(_ResidentGroup):
-    """The `Actor` protocol over data-parallel ranks."""
+    """The `Actor` protocol over data-parallel ranks. Weights go in the calls until `is_connected` with the replicas."""
+
+    is_connected = False
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the sampled tokens at the sampling temperature."""
@@ -57,7 +58,8 @@ class ActorGroup(_ResidentGroup):
 
         `shared` sends them in the calls, whatever transport is open.
         """
-        refs = [rank.begin_export.remote(verify, shared) for rank in self.ranks.handles]
+        in_calls = shared or not self.is_connected
+        refs = [rank.begin_export.remote(verify, in_calls) for rank in self.ranks.handles]
         [count, *_] = self.ranks.wait("begin_export", refs)
         for _ in range(count):
             refs = [rank.next_bucket.remote() for rank in self.ranks.handles]
@@ -124,6 +126,8 @@ class RewardGroup(_Group):
                 [scores] = self.ranks.wait("score", [ref])
                 return list(scores)
             except WorkerDied as death:
+                if death.role != self.ranks.role:
+                    raise
                 if owner is self.ranks.handles[0] and not self._is_alive(owner):
                     self._replace(death)
                 ref = self.ranks.handles[0].score.remote(rollouts)
@@ -143,15 +147,23 @@ class RewardGroup(_Group):
     def _is_alive(self, handle: Any) -> bool:
         """Whether the death was that of a worker which has been replaced since."""
         try:
-            ray.get(handle.memory.remote(), timeout=self.ranks.timeout_s)
-        except RayActorError:
+            self.ranks.wait_for("memory", 0, handle.memory.remote())
+        except WorkerDied as death:
+            if death.role != self.ranks.role:
+                raise
             return False
         return True
 
     def _replace(self, death: WorkerDied) -> None:
-        self.ranks.replace(0, death)
         assert self._start is not None, "a worker that can be spawned can be started"
-        self.ranks.homes[0] = self._start(0)
+        while death.role == self.ranks.role:
+            self.ranks.replace(0, death)  # which says how often
+            try:
+                self.ranks.homes[0] = self._start(0)
+                return
+            except WorkerDied as again:
+                death = again
+        raise death
 
 
 def in_order(rows: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:

@@ -33,6 +33,9 @@ class InlineRollouts:
         """The samples of a ticket."""
         return list(ticket[0])
 
+    def begin_weights(self) -> None:
+        """Nothing: the weights come in the call."""
+
     def load_weights(self, bucket: Sent) -> None:
         """Takes one part of new weights."""
         self.worker.load_weights(bucket)

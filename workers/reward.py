@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from tandem.platform.batch import Rollout, Score
-from tandem.platform.config import RewardConfig
+from tandem.platform.config import ConfigError, RewardConfig
 from tandem.platform.rewards import Outcome, RewardError, Sample, shorten
-from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device, show_stacks_on_request
+from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device, show_stacks_on_request, use_threads
 from tandem.workers.sandbox import RewardPool
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RewardWorker:
     """Scores rollouts; safe to call from several threads at once."""
 
     def __init__(self, config: RewardConfig, *, device: str = "cpu", threads: int | None = None) -> None:
-        """Starts the functions' processes and loads the model; ValueError if any of it cannot work.
+        """Starts the functions' processes and loads the model; ConfigError if any of it cannot work.
 
         `device` and `threads` (of torch) are the reward model's.
         """
@@ -126,10 +126,10 @@ def _weights(config: RewardConfig) -> dict[str, float]:
         named.append((MODEL, config.model_weight))
     weights = dict(named)
     if not named:
-        raise ValueError("nothing scores responses; set reward.functions, reward.function or reward.model")
+        raise ConfigError("nothing scores responses; set reward.functions, reward.function or reward.model")
     if len(weights) < len(named):
         name, _ = Counter(name for name, _ in named).most_common(1)[0]
-        raise ValueError(f"two parts of the reward are called {name!r}; rename yours, or leave the other out")
+        raise ConfigError(f"two parts of the reward are called {name!r}; rename yours, or leave the other out")
     return weights
 
 
@@ -171,7 +171,7 @@ class RewardRank:
         show_stacks_on_request()
 
     def start(self) -> None:
-        """Starts the functions' processes and loads the model; ValueError if any of it cannot work."""
+        """Starts the functions' processes and loads the model; ConfigError if any of it cannot work."""
         device = str(pick_device(self._rank.device))
         self._worker = RewardWorker(self._config, device=device, threads=self._rank.threads)
 
@@ -187,6 +187,7 @@ class RewardRank:
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order."""
+        use_threads(self._rank)
         return self._worker.score(rollouts)
 
     def memory(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tandem.platform.batch import real_tokens
+from tandem.platform.config import ConfigError
 from tandem.workers.models import LOAD_ERRORS, cannot_load
 from tandem.workers.tokenizer import load_tokenizer
 
@@ -26,9 +27,9 @@ class RewardModel:
         except LOAD_ERRORS as error:
             raise cannot_load(f"reward.model={path}", path, error) from error
         if config.num_labels != 1:
-            raise ValueError(f"reward.model={path} has {config.num_labels} labels; a reward model has num_labels=1")
+            raise ConfigError(f"reward.model={path} has {config.num_labels} labels; a reward model has num_labels=1")
         if config.is_encoder_decoder:
-            raise ValueError(f"reward.model={path} is an encoder-decoder; use a decoder or an encoder")
+            raise ConfigError(f"reward.model={path} is an encoder-decoder; use a decoder or an encoder")
         self._tokenizer = load_tokenizer(path)
         try:
             model, info = AutoModelForSequenceClassification.from_pretrained(
@@ -38,7 +39,7 @@ class RewardModel:
             raise cannot_load(f"reward.model={path}", path, error) from error
         if info["missing_keys"]:
             missing = ", ".join(sorted(info["missing_keys"])[:3])
-            raise ValueError(f"reward.model={path} is no trained reward model: its checkpoint lacks {missing}")
+            raise ConfigError(f"reward.model={path} is no trained reward model: its checkpoint lacks {missing}")
         self._path, self._model = path, model.to(device).eval()
         self._longest = getattr(config.get_text_config(), "max_position_embeddings", None)
         self._lock = threading.Lock()
@@ -49,7 +50,7 @@ class RewardModel:
         has_begin = bool(begin) and text.startswith(begin)
         ids: list[int] = self._tokenizer(text, add_special_tokens=not has_begin)["input_ids"]
         if self._longest is not None and len(ids) > self._longest:
-            raise ValueError(f"reward.model={self._path} takes {self._longest} tokens, but a text has {len(ids)}")
+            raise ConfigError(f"reward.model={self._path} takes {self._longest} tokens, but a text has {len(ids)}")
         return ids
 
     def score(self, texts: Sequence[str]) -> list[float | None]:

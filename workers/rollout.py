@@ -18,7 +18,7 @@ from tandem.platform.protocols import Sampling
 from tandem.workers.hf_engine import HFEngine
 from tandem.workers.runtime import Rank, peak_memory_bytes, set_up, use_threads
 from tandem.workers.sampled import Sampled
-from tandem.workers.sync import Channel, Missed, ObjectStore, Sent, Transport, open_transport
+from tandem.workers.sync import Channel, Missed, ObjectStore, Sent, Transport, open_transport, receive
 from tandem.workers.vllm_engine import VLLMEngine
 
 
@@ -114,13 +114,10 @@ class RolloutWorker:
         """Opens the receiving end; with `broadcast`, returns once all ends have."""
         self._transport = open_transport(channel, self.device)
 
-    def load_weights(self, sent: Sent, shared: bool = False) -> bool:
-        """Takes one part of new weights; `shared`: it came in the call, whatever transport is open.
-
-        False if the part did not arrive: all have to come again, `shared`.
-        """
+    def load_weights(self, sent: Sent) -> bool:
+        """Takes one part of new weights; False if it did not arrive: all have to come again."""
         try:
-            bucket = (ObjectStore() if shared else self._transport).receive(sent.content)
+            bucket = receive(sent, self._transport)
         except Missed:
             return False
         self._arrived |= self.engine.load_weights(bucket, sent.verify)

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ray
-
 from tandem.platform.batch import Prompt, Rollout
 from tandem.platform.protocols import Sampling, WeightSyncError
-from tandem.workers.calls import Home, Ranks, WorkerDied
+from tandem.workers.calls import Home, Ranks, WorkerDied, WorkerFailed
 from tandem.workers.groups import ActorGroup
 from tandem.workers.sync import Channel
 
@@ -97,7 +95,11 @@ class RolloutGroup:
         self._transport, self._connected = transport, 0
 
     def connect(self) -> None:
-        """Opens the transport between the trainer and all replicas."""
+        """Opens the transport between the trainer and all replicas.
+
+        Raises:
+            WorkerFailed: an end did not open; WorkerDied if because its process ended.
+        """
         if self._source is None or self._transport == "shared":
             return
         self._connected += 1
@@ -111,6 +113,7 @@ class RolloutGroup:
         receivers = [handle.open_channel.remote(end) for handle, end in zip(self.ranks.handles, ends, strict=True)]
         self.ranks.wait("open_channel", receivers)
         trainer.wait("open_channel", senders)
+        self._source.is_connected = True
 
     @property
     def restarts(self) -> int:
@@ -146,6 +149,21 @@ class RolloutGroup:
         """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
         results = dict(self.finished(ticket))
         return [rollout for place in sorted(results) for rollout in results[place]]
+
+    def begin_weights(self) -> None:
+        """Sees to it that new weights can be sent: replaces dead replicas, and connects those that came since the last.
+
+        Where that fails, because one more is lost, these weights go in the calls, and the next try again.
+        """
+        self._recover()
+        if self._source is not None and not self._source.is_connected:
+            try:
+                self.connect()
+            except WorkerDied as death:
+                self._note_death(death)
+                self._recover()
+            except WorkerFailed:
+                pass  # an end that is busy, or lost without a word: told by the next call to it
 
     def load_weights(self, bucket: Sequence[Any]) -> None:
         """Sends one part of new weights to every replica; the one before must have arrived, so few are on the way."""
@@ -193,7 +211,8 @@ class RolloutGroup:
     def _advance(self) -> None:
         """Waits for one running call, takes its result, and hands out what is queued."""
         deadline = self.ranks.timeout_s
-        done, _ = ray.wait(list(self._running), num_returns=1, timeout=deadline)
+        assert self._running, "what is queued has been handed out"
+        done, _ = self.ranks.watch.wait_any(list(self._running), deadline)
         if not done:
             raise self.ranks.late("generate", sorted({call.rank for call in self._running.values()}), deadline)
         call = self._running.pop(done[0])
@@ -230,17 +249,17 @@ class RolloutGroup:
                 try:
                     self.ranks.homes[rank] = self._start(rank)
                 except WorkerDied as again:  # `replace` says how often
-                    self._dead[rank] = again
+                    self._note_death(again)
                     continue
                 del self._dead[rank]
                 self._stale.add(rank)
             for bucket in self._source.weight_buckets(verify=True, shared=True):
-                refs = [(rank, self.ranks.handles[rank].load_weights.remote(bucket[0], True)) for rank in self._stale]
+                refs = [(rank, self.ranks.handles[rank].load_weights.remote(bucket[0])) for rank in self._stale]
                 for rank, ref in refs:
                     self._await("load_weights", rank, ref)
             self._finish(self._stale - self._dead.keys(), self._source.weight_checksums())
             self._stale = set()
-        self.connect()
+        self._source.is_connected = False  # until the next weights: now others may be sampling
 
     def _finish(self, ranks: Set[int], checksums: Mapping[str, int]) -> None:
         """Declares the weights of these replicas complete, and compares what has arrived."""
@@ -279,9 +298,14 @@ class RolloutGroup:
         try:
             return self.ranks.wait_for(what, rank, ref)
         except WorkerDied as death:
-            self._dead[rank] = death
-            self._stale.discard(rank)
+            self._note_death(death)
             return None
+
+    def _note_death(self, death: WorkerDied) -> None:
+        if death.role != self.ranks.role:  # of one that was only watched, or sends the weights
+            raise death
+        self._dead[death.rank] = death
+        self._stale.discard(death.rank)
 
 
 def compare_checksums(sent: Mapping[str, int], arrived: Mapping[str, int], who: str) -> None:

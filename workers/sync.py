@@ -200,10 +200,8 @@ class Broadcast:
         self._on_the_way = [(self._group.broadcast(flat, 0), flat)]
         return layout
 
-    def receive(self, sent: Layout | Packed) -> Bucket:
+    def receive(self, sent: Layout) -> Bucket:
         """Joins the collective."""
-        if isinstance(sent, Packed):
-            return sent.unpack()
         if self._group is None:
             raise Missed("an end of the broadcast was lost before")
         flat = torch.empty(sent.size, dtype=torch.uint8, device=self.device)
@@ -222,6 +220,11 @@ class Broadcast:
                 work.wait()
         except RuntimeError:
             self._group = None
+
+
+def receive(sent: Sent, transport: Transport) -> Bucket:
+    """The tensors of a bucket: what came in the call, or by the transport."""
+    return sent.content.unpack() if isinstance(sent.content, Packed) else transport.receive(sent.content)
 
 
 def open_transport(channel: Channel, device: torch.device) -> Transport:

@@ -143,6 +143,15 @@ def _start(path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.
         if on_cpu:
             _check_head_size(settings.model_config.get_head_size())
         return LLMEngine.from_vllm_config(settings, disable_log_stats=True)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        key, value = ("kv_cache_gb", rollout.kv_cache_gb) if on_cpu else ("gpu_memory_share", rollout.gpu_memory_share)
+        raise ConfigError(
+            f"vLLM cannot start: {error}\nIn tandem's words: its memory is rollout.{key} (now {value}), its longest "
+            f"sequence rollout.max_model_tokens (now {rollout.max_model_tokens} tokens), sequences at once "
+            f"rollout.max_batch_sequences (now {rollout.max_batch_sequences})"
+        ) from error
     finally:
         # On a CPU vLLM preloads its allocator into all later child processes, and forbids setting threads.
         torch.set_num_threads = set_threads

@@ -134,13 +134,14 @@ def test_of_two_ranks_the_one_that_died_is_named(tiny_path: str, tmp_path: Path,
 
 
 def test_one_after_the_other_is_replaced(tiny_path: str, tmp_path: Path, table: Table) -> None:
-    """Of two replicas one samples on; in `publish`, the broadcast that lost an end is made up for."""
+    """Both replicas at once, too; and in `publish`, the broadcast that lost an end is made up for."""
     two = ["rollout.replicas=2", "trainer.weight_transport=broadcast"]
-    attacks = [("reward-0", "score", 2, "kill"), ("rollout-0", "generate", 3, "kill"), ("rollout-1", "publish", 4, "kill")]
+    at_once = [("rollout-0", "generate", 3, "kill"), ("rollout-1", "generate", 3, "kill")]
+    attacks = [("reward-0", "score", 2, "kill"), *at_once, ("rollout-new", "publish", 4, "kill")]
     outcome = attack(tiny_path, tmp_path, attacks, *two, steps=5)
-    table.append(("three", "in turn", outcome.status, outcome.seconds))
+    table.append(("four", "in turn", outcome.status, outcome.seconds))
     check_went_on(outcome, 5)
-    assert (outcome.steps[-1]["restarts/rollout"], outcome.steps[-1]["restarts/reward"]) == (2, 1)
+    assert (outcome.steps[-1]["restarts/rollout"], outcome.steps[-1]["restarts/reward"]) == (3, 1)
 
 
 def test_a_worker_that_hangs_shows_where(tiny_path: str, tmp_path: Path, table: Table) -> None:

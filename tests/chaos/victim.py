@@ -34,6 +34,11 @@ def exhaust(worker: Any) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
+def family() -> list[psutil.Process]:
+    """The processes of this run."""
+    return psutil.Process().children(recursive=True)
+
+
 class Attacker(SilentDisplay):
     """Sees the phases of the run from the outside, as a display does, and acts in some."""
 
@@ -54,9 +59,12 @@ class Attacker(SilentDisplay):
         import ray
 
         if role == "head":
-            servers = [child for child in psutil.Process().children(recursive=True) if child.name() == "gcs_server"]
-            for server in servers:
+            for server in [child for child in family() if child.name() == "gcs_server"]:
                 server.kill()
+            return
+        if role == "rollout-new":  # one that has replaced another has no name
+            newest = max((child for child in family() if "RolloutWorker" in child.name()), key=psutil.Process.create_time)
+            newest.kill()
             return
         victim = ray.get_actor(role)
         if how == "kill":

@@ -12,6 +12,7 @@ import pytest
 from tandem.platform.batch import Prompt, Rollout, StopReason
 from tandem.platform.config import ClusterConfig
 from tandem.platform.protocols import Sampling, WeightSyncError
+from tandem.workers import calls
 from tandem.workers.calls import Home, Ranks, WorkerDied, WorkerFailed
 from tandem.workers.rollout_group import RolloutGroup
 from tandem.workers.sync import Sent
@@ -54,7 +55,7 @@ def replica_class() -> type:
                 for number in range(sampling.samples)
             ]
 
-        def load_weights(self, sent: Sent, shared: bool = False) -> bool:
+        def load_weights(self, sent: Sent) -> bool:
             self.loaded += 1
             return True
 
@@ -70,6 +71,8 @@ def replica_class() -> type:
 
 class Trainer:
     """Weights of two buckets."""
+
+    is_connected = True
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[list[Sent]]:
         yield from ([Sent({}, verify)], [Sent({}, verify)])
@@ -150,6 +153,34 @@ def test_a_replica_that_dies_is_replaced_and_no_sample_is_lost_or_doubled(tmp_pa
     assert group.restarts == 1
     check(group.collect(group.submit(prompts("0", "0", "0", "0"), SAMPLING)), 4)
     assert group.restarts == 1
+
+
+def test_two_replicas_that_die_at_once_are_both_replaced(tmp_path: Any) -> None:
+    import ray
+
+    group = make(tmp_path)
+    for handle in group.ranks.handles:
+        ray.kill(handle)
+    check(group.collect(group.submit(prompts("0", "0", "0"), SAMPLING)), 3)
+    assert group.restarts == 2
+
+
+def test_a_watched_rank_that_dies_meanwhile_ends_the_wait(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer's rank, say, while replicas sample for minutes."""
+    import ray
+
+    monkeypatch.setattr(calls, "LOOK_S", 0.5)
+    group = make(tmp_path)
+    bystander = ray.remote(num_cpus=0)(replica_class()).remote(9, str(tmp_path))
+    ray.get(bystander.memory.remote())
+    group.ranks.watch.watched.append(Ranks("actor", [bystander], [Home("there")], 30))
+    ticket = group.submit(prompts("20"), SAMPLING)
+    ray.kill(bystander)
+    start = time.monotonic()
+    with pytest.raises(WorkerDied, match="actor rank 0 on node there died: its process ended"):
+        group.collect(ticket)
+    assert time.monotonic() - start < 10
+    assert group.restarts == 0
 
 
 def test_a_replica_that_dies_between_calls_is_replaced_at_the_next(tmp_path: Any) -> None:

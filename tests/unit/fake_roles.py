@@ -109,6 +109,8 @@ class FakeRollouts:
         self.log.events.append("collect")
         return list(ticket[0])
 
+    def begin_weights(self) -> None: ...
+
     def load_weights(self, bucket: Any) -> None:
         self.log.events.append(f"load {bucket}")
 

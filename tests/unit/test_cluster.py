@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,27 @@ def test_silent_address_fails_within_the_deadline(monkeypatch: pytest.MonkeyPatc
 )
 def test_malformed_address(address: str) -> None:
     assert refusal(address) == f"cluster.address={address}: expected host:port, for example 10.0.0.1:6379"
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad request\r\n\r\n", b"", None])
+def test_what_is_not_rays_head_is_told_in_seconds(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> None:
+    """A web server, one that hangs up, and one that says nothing."""
+    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                if answer is None:
+                    time.sleep(3)
+                else:
+                    connection.recv(99)
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        start = time.monotonic()
+        assert "something listens there, but it is not Ray's head" in refusal(f"127.0.0.1:{server.getsockname()[1]}")
+        assert time.monotonic() - start < 3
 
 
 def test_host_that_cannot_be_a_name() -> None:

@@ -143,7 +143,21 @@ def test_settings_of_an_engine_that_is_not_used_are_named() -> None:
     given = {"rollout.kv_cache_gb", "rollout.prefix_caching"}
     [warning] = validate(config(rollout__engine="hf"), given)
     assert warning == "rollout.kv_cache_gb, rollout.prefix_caching: not read, since rollout.engine=hf"
+    [warning] = validate(config(), given)
+    assert warning.endswith("read by vLLM alone, which rollout.engine=auto takes only on a GPU")
+    assert validate(config(rollout__engine="vllm"), given) == []
+
+
+def test_settings_of_ray_without_ray_are_named() -> None:
+    given = {"placement.strategy", "cluster.max_restarts"}
+    assert validate(config(cluster__name="inline"), given) == [
+        "cluster.max_restarts, placement.strategy: not read, since cluster=inline has no Ray"
+    ]
     assert validate(config(), given) == []
+    joined = config(cluster__address="10.0.0.1:6379")
+    assert validate(joined, {"cluster.num_cpus"}) == [
+        "cluster.num_cpus: not read, since cluster.address=10.0.0.1:6379 is joined as it is"
+    ]
 
 
 def test_more_engines_than_prompts() -> None:
