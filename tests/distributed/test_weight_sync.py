@@ -128,7 +128,7 @@ def test_every_replica_takes_its_weights_from_the_rank_beside_it(
     try:
         roles = ray_roles.wait()
         for rank in ray_roles.ranks["actor"].handles:
-            ray.get(rank.__ray_call__.remote(lambda worker: setattr(worker._transport, "from_every_rank", True)))
+            ray.get(rank.__ray_call__.remote(lambda worker: setattr(type(worker._transport), "from_every_rank", True)))
         publish(roles, 0)
         train(roles, roles.rollouts.collect(roles.rollouts.submit(PROMPTS, SAMPLING)))
         publish(roles, 1)  # compares the checksums of both replicas
