@@ -7,7 +7,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -123,7 +124,6 @@ def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int
     if torch.distributed.is_initialized():
         return  # another role of one rank in this process made it
     timeout = timedelta(seconds=timeout_s)
-    use_own_interface()
     if store is None:
         host, port = address
         store = torch.distributed.TCPStore(host, port, rank.world_size, is_master=False, timeout=timeout)
@@ -143,12 +143,22 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB on Linux
 
 
-def use_own_interface() -> None:
-    """Makes gloo listen on the network that Ray uses: else it may take the loopback, which other nodes cannot reach."""
+@contextmanager
+def own_interface() -> Iterator[None]:
+    """For the body, gloo meets on the network that Ray uses: else it may take the loopback, which other nodes cannot reach.
+
+    Children must not inherit it: on their node the network may have another name.
+    """
     own = _own_address()
-    for name, addresses in psutil.net_if_addrs().items():
-        if own in [entry.address for entry in addresses]:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    names = [name for name, there in psutil.net_if_addrs().items() if own in [entry.address for entry in there]]
+    if "GLOO_SOCKET_IFNAME" in os.environ or not names:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = names[0]
+    try:
+        yield
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
 
 
 def _own_address() -> str:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.platform.config import ConfigError
-from tandem.workers.runtime import use_own_interface
+from tandem.workers.runtime import own_interface
 
 TRANSPORTS = ("shared", "ipc", "broadcast")
 CPU = torch.device("cpu")
@@ -175,7 +175,6 @@ class Broadcast:
         self.device, self.channel = device, channel
         host, port = channel.address
         timeout = timedelta(seconds=channel.timeout_s)
-        use_own_interface()
         store = torch.distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         own = torch.distributed.PrefixStore(channel.name, store)
         self._group: Any  # None once an end is lost
@@ -184,7 +183,8 @@ class Broadcast:
             options._timeout = timeout
             self._group = torch.distributed.ProcessGroupNCCL(own, channel.rank, channel.size, options)
         else:
-            self._group = torch.distributed.ProcessGroupGloo(own, channel.rank, channel.size, timeout)
+            with own_interface():
+                self._group = torch.distributed.ProcessGroupGloo(own, channel.rank, channel.size, timeout)
         self._on_the_way: list[tuple[Any, Tensor]] = []
 
     def send(self, bucket: Bucket) -> Layout | Packed:

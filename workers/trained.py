@@ -12,7 +12,7 @@ from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Totals
 from tandem.workers.passes import training_parts
-from tandem.workers.runtime import Rank, Rendezvous, peak_memory_bytes, set_up
+from tandem.workers.runtime import Rank, Rendezvous, own_interface, peak_memory_bytes, set_up
 from tandem.workers.trainer import DeepSpeedBackend, TrainerBackend
 
 BACKENDS: dict[str, Any] = {"deepspeed": DeepSpeedBackend}
@@ -48,7 +48,8 @@ class TrainedWorker:
     ) -> TrainerBackend:
         """The model under training; collective over the ranks of the role."""
         meeting = (address or self.address(), self._rendezvous, self.timeout_s)
-        return BACKENDS[trainer.name](model, self.name, optimizer, trainer, config, self.rank, self.device, meeting)
+        with own_interface():
+            return BACKENDS[trainer.name](model, self.name, optimizer, trainer, config, self.rank, self.device, meeting)
 
     def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
         """One optimizer step per mini-batch, of each of which this rank has a part."""

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tandem.workers import runtime
-from tandem.workers.runtime import device_index, use_own_interface
+from tandem.workers.runtime import device_index, own_interface
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,15 @@ def test_device_index(given: list[str], visible: str | None, noset: bool, expect
     assert device_index(given, visible, noset) == expected
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "lo"), ("eth7", "eth7")])
+@pytest.mark.parametrize(("before", "inside"), [(None, "lo"), ("eth7", "eth7")])
 def test_ranks_meet_on_the_network_of_their_address(
-    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+    monkeypatch: pytest.MonkeyPatch, before: str | None, inside: str
 ) -> None:
+    """And leave the environment as it was: other nodes' networks may be called otherwise."""
     monkeypatch.setattr(runtime, "_own_address", lambda: "127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", before or "")
     if before is None:
         monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    use_own_interface()
-    assert os.environ["GLOO_SOCKET_IFNAME"] == after
+    with own_interface():
+        assert os.environ["GLOO_SOCKET_IFNAME"] == inside
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == before
