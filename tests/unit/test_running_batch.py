@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +60,16 @@ def requests(*lengths: int) -> list[tuple[list[int], Any]]:
     return [([0] * length, None) for length in lengths]
 
 
+@contextmanager
+def under_way(engine: Engine, batch: RunningBatch, length: int) -> Iterator[Future[list[Any]]]:
+    """A request of another thread, which the engine has begun."""
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(batch.run, requests(length))
+        while not engine.running:
+            time.sleep(0.001)
+        yield other
+
+
 def test_outputs_come_in_order_of_the_requests() -> None:
     batch = RunningBatch(Engine())
     assert [one.request_id for one in batch.run(requests(5, 1, 3))] == ["0", "1", "2"]
@@ -79,10 +91,7 @@ def test_calls_of_several_threads_run_in_one_batch() -> None:
 def test_a_call_that_comes_later_does_not_wait_for_the_earlier_one() -> None:
     engine = Engine()
     batch = RunningBatch(engine)
-    with ThreadPoolExecutor(2) as threads:
-        long = threads.submit(batch.run, requests(200))
-        while not engine.running:
-            time.sleep(0.001)
+    with under_way(engine, batch, 200) as long:
         batch.run(requests(3))
         assert not long.done()
         long.result()
@@ -91,10 +100,7 @@ def test_a_call_that_comes_later_does_not_wait_for_the_earlier_one() -> None:
 def test_a_refused_request_is_its_owners_error() -> None:
     engine = Engine()
     batch = RunningBatch(engine)
-    with ThreadPoolExecutor(2) as threads:
-        good = threads.submit(batch.run, requests(30))
-        while not engine.running:
-            time.sleep(0.001)
+    with under_way(engine, batch, 30) as good:
         with pytest.raises(ValueError, match="too long"):
             batch.run([*requests(2), ([0], "bad")])
         assert len(good.result()) == 1
@@ -114,10 +120,7 @@ def test_a_failed_step_ends_its_call_and_leaves_the_engine_to_others() -> None:
 def test_nothing_runs_while_paused_and_pausing_need_not_wait_for_the_end() -> None:
     engine = Engine()
     batch = RunningBatch(engine)
-    with ThreadPoolExecutor(2) as threads:
-        long = threads.submit(batch.run, requests(300))
-        while not engine.running:
-            time.sleep(0.001)
+    with under_way(engine, batch, 300) as long:
         for _ in range(5):
             with batch.paused():
                 before = engine.steps
