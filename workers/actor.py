@@ -65,8 +65,7 @@ class ActorWorker(TrainedWorker):
 
     def weight_buckets(self, verify: bool = True) -> Iterator[Sent]:
         """The weights in parts, as they are sent; with `verify` checksums are taken on the way."""
-        self.begin_export(verify)
-        for _ in range(self.backend.bucket_count(self.spec.trainer.bucket_mb << 20)):
+        for _ in range(self.begin_export(verify)):
             yield self.next_bucket()
         self.end_export()
 

@@ -168,9 +168,9 @@ class Ranks:
         """A new actor in the place of one that died, not started yet.
 
         Raises:
-            WorkerDied: the one given, where the role cannot be replaced, or has been too often.
+            WorkerDied: the one given, where it is of another role, the role cannot be replaced, or has been too often.
         """
-        if self.spawn is None:
+        if self.spawn is None or death.role != self.role:
             raise death
         if self.restarts >= self.most_restarts:
             limit = f"cluster.max_restarts={self.most_restarts} restarts of {self.role} are used up"

@@ -123,8 +123,7 @@ class RewardGroup(_Group):
         while True:
             owner = self.ranks.handles[0]
             try:
-                [scores] = self.ranks.wait("score", [ref])
-                return list(scores)
+                return list(self.ranks.wait_for("score", 0, ref))
             except WorkerDied as death:
                 if death.role != self.ranks.role:
                     raise
@@ -156,14 +155,13 @@ class RewardGroup(_Group):
 
     def _replace(self, death: WorkerDied) -> None:
         assert self._start is not None, "a worker that can be spawned can be started"
-        while death.role == self.ranks.role:
+        while True:
             self.ranks.replace(0, death)  # which says how often
             try:
                 self.ranks.homes[0] = self._start(0)
                 return
             except WorkerDied as again:
                 death = again
-        raise death
 
 
 def in_order(rows: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a bucket of weights gets from the trainer's first rank to the rollout replicas.
+"""How a bucket of weights gets from the trainer to the rollout replicas: from its first rank, or by `ipc` from every one.
 
     shared     through Ray's object store: shared memory on one host, a copy over the network to others
     ipc        by CUDA IPC handles: nothing is copied; the trainer and the replicas share a GPU
