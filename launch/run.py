@@ -16,7 +16,9 @@ from typing import Any
 import psutil
 
 from tandem.launch import prepare
+from tandem.launch.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tandem.launch.display import Display, make_display
+from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
 from tandem.launch.versions import versions
 from tandem.platform.alarms import Alarm, alarms
@@ -31,6 +33,7 @@ from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
 from tandem.workers.tokenizer import load_tokenizer
 from tandem.workers.trainer import TrainingError
+from tandem.workers.training_state import StateError
 
 INTERRUPTED, TERMINATED = 130, 143  # exit codes, as a shell counts them
 
@@ -45,26 +48,38 @@ def run(config: Config, started_at: float) -> int:
     Args:
         started_at: seconds since the epoch at which the command began.
     """
-    folder = make_folder(config, started_at)
-    recorder, display = Recorder(folder, started_at), make_display(config.tracking)
+    name_run(config, started_at)
+    notes: list[str] = []
+    checkpoints = checkpoints_of(config)
+    found = checkpoints.find(config.checkpoint.resume, notes.append)
+    if found:
+        notes.append(f"going on after step {found.step}, from {found.path}")
+        notes += [f"changed since: {change}" for change in changes(config, found)]
+    folder = make_folder(config, checkpoints, found)
+    recorder = Recorder(folder, started_at, found.step if found else None)
+    display = make_display(config.tracking)
     try:
-        train(config, recorder, display)
+        for text in notes:
+            display.note(text)
+        train(config, recorder, display, checkpoints, found)
     except KeyboardInterrupt:
         return _end(recorder, display, "interrupted", "interrupted (Ctrl-C)", INTERRUPTED)
     except Terminated:
         return _end(recorder, display, "interrupted", "terminated (SIGTERM)", TERMINATED)
     except Exception as error:
         # These are for the user to mend: the message says it all. Anything else wants its traceback.
-        if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError)):
+        if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
             traceback.print_exc()
         return _end(recorder, display, "failed", f"{type(error).__name__}: {error}", 1)
     return _end(recorder, display, "finished", None, 0)
 
 
-def train(config: Config, recorder: Recorder, display: Display) -> None:
-    """The whole training: model and data, roles up, loop, roles down."""
+def train(config: Config, recorder: Recorder, display: Display, checkpoints: Checkpoints, found: Checkpoint | None) -> None:
+    """The whole training: model and data, roles up, loop from the checkpoint found or from its beginning, roles down."""
     signal.signal(signal.SIGTERM, _terminate)
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    if found:
+        check_critic(found, algorithm.needs_critic)
     prepare.check_engine(config)
     display.phase("model")
     path = prepare.model_path(config, lambda step, total: _show_warm_start(display, step, total))
@@ -89,10 +104,15 @@ def train(config: Config, recorder: Recorder, display: Display) -> None:
             steps,
             evaluation,
             spans,
-            on_step=lambda step, result: _keep(config, recorder, display, watching, step, result),
+            on_step=lambda step, result: _keep(config, recorder, display, watching, saver, step, result),
             on_eval=lambda metrics: _keep_first(recorder, display, metrics),
         )
+        score = f"eval/{evaluation.name}/greedy" if evaluation else None
+        saver = Saver(config, checkpoints, driver, path, score)
         try:
+            if found:
+                display.phase("resume")
+                restore(found, driver, roles)
             driver.run()
         except WorkerFailed as error:
             raise WorkerFailed(f"step {driver.number}, phase {spans.last}: {error}") from error
@@ -115,18 +135,30 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, on_head_lost: Call
         yield ray_roles.wait()
 
 
-def make_folder(config: Config, started_at: float) -> Path:
-    """The run's folder with `config.yaml` and `versions.json`; fills in run.name.
-
-    Raises:
-        ConfigError: it holds a run already.
-    """
+def name_run(config: Config, started_at: float) -> None:
+    """Fills in run.name."""
     if config.run.name is None:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started_at))
         config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
-    folder = Path(config.run.dir) / config.run.name
-    if (folder / "metrics.jsonl").exists() and not _never_began(folder):
-        raise ConfigError(f"{folder} holds a run already. Set another run.name, or move the folder away")
+
+
+def make_folder(config: Config, checkpoints: Checkpoints, found: Checkpoint | None) -> Path:
+    """The run's folder with `config.yaml` and `versions.json`.
+
+    Raises:
+        ConfigError: it holds a run already, and this one does not go on from its newest checkpoint.
+    """
+    folder = Path(config.run.dir) / str(config.run.name)
+    if (folder / "metrics.jsonl").exists() and not _never_began(folder) and not checkpoints.is_newest(found):
+        if found is None:
+            raise ConfigError(
+                f"{folder} holds a run already, without a checkpoint to go on from (checkpoint.resume="
+                f"{config.checkpoint.resume}). Set another run.name, or move the folder away"
+            )
+        raise ConfigError(
+            f"{folder} holds a run already, and checkpoint.resume={config.checkpoint.resume} is not its newest checkpoint. "
+            "Set another run.name to branch off from there"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").unlink(missing_ok=True)
@@ -154,7 +186,13 @@ def _as_yaml(config: Config) -> str:
 
 
 def _keep(
-    config: Config, recorder: Recorder, display: Display, watching: list[Alarm], step: int, result: StepResult
+    config: Config,
+    recorder: Recorder,
+    display: Display,
+    watching: list[Alarm],
+    saver: Saver,
+    step: int,
+    result: StepResult,
 ) -> None:
     recorder.step(step, result.metrics, result.finished_at)
     every = config.tracking.samples_every
@@ -168,11 +206,12 @@ def _keep(
     for alarm in watching:
         if warning := alarm(result.metrics, result.unmoved):
             display.note(warning)
+    saver.after(step, result.metrics)
 
 
 def _keep_first(recorder: Recorder, display: Display, metrics: dict[str, float]) -> None:
     recorder.first_evaluation(metrics)
-    display.step(0, metrics)
+    display.step(int(metrics["step"]), metrics)
 
 
 def _show_warm_start(display: Display, step: int, total: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from tandem.platform.algorithms import Algorithm
 from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score
 from tandem.platform.config import Config
+from tandem.platform.group import Group, group_from_json, group_to_json, rollouts_of, samples_in, scores_of
 from tandem.platform.protocols import Roles, Sampling
 from tandem.platform.residency import Residency
 from tandem.platform.shaping import RewardShaper
@@ -27,23 +28,6 @@ TRAINING_STREAM = 0  # what a random number is for; part of its seed
 
 class NoSignal(ValueError):
     """Dynamic sampling did not find enough groups whose samples differ in reward."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """The samples of one prompt, scored."""
-
-    rollouts: Sequence[Rollout]
-    scores: Sequence[Score]
-    baseline: float | None = None  # reward of the greedy response, where the algorithm asks for it
-    greedy_tokens: int = 0  # of that response
-
-    def varies(self, metric: str) -> bool:
-        """Whether the samples differ in "reward", or in "accuracy", the reward before shaping."""
-        values = [
-            score.accuracy if metric == "accuracy" else score.reward for score in self.scores if score.reward is not None
-        ]
-        return len(set(values)) > 1
 
 
 @dataclass(frozen=True)
@@ -88,6 +72,20 @@ class Collector:
         self.submitted = 0  # rounds
         self.leftover: list[Group] = []
         self._pending: deque[Any] = deque()  # tickets of rounds being sampled, oldest first
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on, as JSON can hold it. Rounds under way are sampled again by who goes on."""
+        return {
+            "rounds": self.submitted - len(self._pending),
+            "leftover": [group_to_json(group) for group in self.leftover],
+            "reward_moments": self.shaper.moments.state,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state`."""
+        self.submitted = state["rounds"]
+        self.leftover = [group_from_json(group, self.source) for group in state["leftover"]]
+        self.shaper.moments.state = state["reward_moments"]
 
     def collect(self, step: int) -> Collected:
         """The batch of step 1, 2, ...
@@ -199,18 +197,3 @@ class Collector:
             batch = RolloutBatch.from_rollouts(rollouts_of(groups), scores_of(groups), baselines)
         rows = torch.arange(len(batch)) >= len(batch) - samples_in(groups[len(groups) - muted :])
         return replace(batch, muted=rows)
-
-
-def rollouts_of(groups: Sequence[Group]) -> list[Rollout]:
-    """The samples of the groups, in order."""
-    return [rollout for group in groups for rollout in group.rollouts]
-
-
-def scores_of(groups: Sequence[Group]) -> list[Score]:
-    """Their scores, in the same order."""
-    return [score for group in groups for score in group.scores]
-
-
-def samples_in(groups: Sequence[Group]) -> int:
-    """Samples in so many groups."""
-    return sum(len(group.rollouts) for group in groups)

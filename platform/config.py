@@ -247,6 +247,20 @@ class EvalConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """What is kept for going on after an end, and where from to go on."""
+
+    every: int = setting(50, "training steps between checkpoints; 0: only after the last", at_least=0)
+    keep: int = setting(2, "newest checkpoints to keep", at_least=1)
+    keep_best: int = setting(0, "checkpoints to keep besides, by the first evaluated accuracy", at_least=0)
+    dir: str | None = setting(None, "folder or address (as s3://bucket/path) of the checkpoints; null: in the run's folder")
+    resume: str = setting(
+        "auto",
+        "auto: from the newest checkpoint of a run of this name, if there is one; never; or the path of a checkpoint",
+    )
+
+
+@dataclass
 class TrackingConfig:
     """What is shown and kept besides metrics.jsonl."""
 
@@ -290,6 +304,7 @@ class Config:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property

@@ -161,15 +161,16 @@ class DataOrder:
 
     def rows_of_step(self, step: int) -> list[int]:
         """Row numbers of step 0, 1, 2, ..., in order."""
-        return [self._row_at(position) for position in self.group_ids_of_step(step)]
+        return [self.row_of_group(position) for position in self.group_ids_of_step(step)]
 
     def group_ids_of_step(self, step: int) -> list[int]:
         """The group of each row of a step: its position in the endless stream, so no two groups of a run share one."""
         start = step * self.prompts_per_step
         return list(range(start, start + self.prompts_per_step))
 
-    def _row_at(self, position: int) -> int:
-        epoch, offset = divmod(position, self.size)
+    def row_of_group(self, group_id: int) -> int:
+        """The row behind a group."""
+        epoch, offset = divmod(group_id, self.size)
         return _permutation(self.size, self.seed, epoch)[offset] if self.shuffle else offset
 
 

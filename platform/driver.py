@@ -10,14 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tandem.platform import metrics as measure
 from tandem.platform.algorithms import Algorithm
 from tandem.platform.batch import Inferred, RolloutBatch, TrainBatch
-from tandem.platform.collector import Collected, Collector, rollouts_of, scores_of
+from tandem.platform.collector import Collected, Collector
 from tandem.platform.config import Config
 from tandem.platform.credit import credit, epochs
 from tandem.platform.evaluate import Evaluation
+from tandem.platform.group import rollouts_of, scores_of
 from tandem.platform.kl import KLController
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles, Totals
@@ -43,7 +45,8 @@ class StepResult:
 class Driver:
     """Trains for `steps` steps.
 
-    `on_step(step, result)` is called after each, evaluation included; step 0, if evaluated, comes as `on_eval(metrics)`.
+    `on_step(step, result)` is called after each, evaluation included; an evaluation before the first of them comes as
+    `on_eval(metrics)`, with the step it belongs to.
     """
 
     def __init__(
@@ -69,11 +72,28 @@ class Driver:
         self.kl_controller = KLController(config.algo.kl_reward_coef, config.algo.kl_target, config.algo.kl_horizon)
         self.critic_ready = roles.critic is None or config.critic.warmup_steps == 0  # then the policy learns
 
+    def state(self) -> dict[str, Any]:
+        """Where the loop is after a step, as JSON can hold it; the roles' own states come beside it."""
+        return {
+            "step": self.number,
+            "version": self.version,
+            "critic_ready": self.critic_ready,
+            "kl_coef": self.kl_controller.coef,
+            "rows": len(self.source.rows),
+            **self.collector.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state`; before `run`."""
+        self.number, self.version, self.critic_ready = state["step"], state["version"], state["critic_ready"]
+        self.kl_controller.coef = state["kl_coef"]
+        self.collector.restore(state)
+
     def run(self) -> None:
         """The whole training, with the evaluations around and inside it."""
-        self._publish()
+        self._publish(verify=True)
         if self.config.eval.before_training:
-            self.on_eval(self._evaluate())
+            self.on_eval({"step": float(self.number), **self._evaluate()})
         while self.number < self.steps:
             result = self.step()
             every = self.config.eval.every
@@ -151,11 +171,10 @@ class Driver:
             if "kl/sampled" in described:
                 self.kl_controller.observe(described["kl/sampled"], self.config.samples_per_step)
             self.version += 1
-            self._publish()
+            self._publish(verify=self.version % self.config.trainer.checksum_every == 0)
 
-    def _publish(self) -> None:
+    def _publish(self, verify: bool) -> None:
         self.residency.syncing()
-        verify = self.version % self.config.trainer.checksum_every == 0
         self.roles.rollouts.begin_weights()
         for bucket in self.roles.actor.weight_buckets(verify):
             self.roles.rollouts.load_weights(bucket)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tandem.platform.batch import Rollout, RolloutBatch, Score, TrainBatch
-from tandem.platform.collector import Collected, samples_in
+from tandem.platform.collector import Collected
+from tandem.platform.group import samples_in
 from tandem.platform.logprobs import log_ratio
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Totals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,7 +52,27 @@ class Resident(Role, Protocol):
         ...
 
 
-class Actor(Resident, Protocol):
+Facts = dict[str, Any]
+"""What a rank of a trained role keeps besides tensors, as JSON can hold it."""
+
+
+class Trained(Resident, Protocol):
+    """Anything that learns: its state can be saved, and taken up again on another number of ranks."""
+
+    def state_parts(self) -> Iterator[Mapping[str, Tensor]]:
+        """Weights and optimizer, as whole tensors by name, in parts."""
+        ...
+
+    def state_facts(self) -> list[Facts]:
+        """What every rank keeps besides."""
+        ...
+
+    def load_state(self, parts: Iterable[Mapping[str, Tensor]], facts: Sequence[Facts]) -> None:
+        """Goes on from what the two gave."""
+        ...
+
+
+class Actor(Trained, Protocol):
     """The policy that is trained."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
@@ -80,7 +100,7 @@ class Reference(Resident, Protocol):
         ...
 
 
-class Critic(Resident, Protocol):
+class Critic(Trained, Protocol):
     """The value function."""
 
     def values(self, batch: RolloutBatch) -> Values:
@@ -168,6 +188,10 @@ class Roles:
     critic: Critic | None = None
     reference: Reference | None = None
     takes_turns: bool = False  # whether engines and trained models share devices that cannot hold both
+
+    def trained(self) -> dict[str, Trained]:
+        """The roles that learn, by name."""
+        return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
 
     def named(self) -> dict[str, Role]:
         """Role by the name used in metrics and in Ray."""

@@ -16,9 +16,27 @@ from tandem.platform.metrics import Metrics
 
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON whole or not at all."""
+    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Writes text whole or not at all."""
     draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    draft.write_text(content)
     os.replace(draft, path)
+
+
+def records_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl` up to a step, null as NaN; a last line that was cut off is none."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record["step"] <= step:
+            kept.append({name: math.nan if value is None else value for name, value in record.items()})
+    return kept
 
 
 def plain(metrics: Mapping[str, float]) -> dict[str, float | int | None]:
@@ -37,34 +55,37 @@ class Recorder:
 
     Args:
         started_at: seconds since the epoch at which the command began.
+        resumed_after: step after which the run goes on; what the folder says of later ones is dropped, to be done again.
     """
 
-    def __init__(self, folder: Path, started_at: float) -> None:
-        self.folder, self._started_at = folder, started_at
-        self._metrics = (folder / "metrics.jsonl").open("a", buffering=1)
-        self._steps = 0
+    def __init__(self, folder: Path, started_at: float, resumed_after: int | None = None) -> None:
+        self.folder, self._started_at, self._resumed_after = folder, started_at, resumed_after
+        self._steps = resumed_after or 0
         self._last: Metrics = {}
         self._evals: list[Metrics] = []
         self._startup_s: float | None = None
         self._peak: dict[str, int] = {}
+        before = folder / "metrics.jsonl"
+        if before.exists() and resumed_after is not None:
+            kept = records_until(before, resumed_after)
+            for record in kept:
+                self._note(record)
+            write_text(before, "".join(json.dumps(plain(record)) + "\n" for record in kept))
+        self._metrics = before.open("a", buffering=1)
 
     def step(self, step: int, metrics: Metrics, finished_at: float) -> None:
         """One training step, written at once; `finished_at` in seconds since the epoch, before any evaluation."""
         if self._startup_s is None:
             self._startup_s = finished_at - self._started_at
         self._steps, self._last = step, metrics
-        for name, value in metrics.items():
-            if name.startswith("memory/") and name.endswith("/peak_bytes"):
-                role = name.split("/")[1]
-                self._peak[role] = max(self._peak.get(role, 0), int(value))
-        self._keep_evaluation(metrics)
+        self._note(metrics)
         self._write(metrics)
 
     def first_evaluation(self, metrics: Metrics) -> None:
-        """The evaluation before training, as step 0."""
-        if metrics:
-            self._keep_evaluation({"step": 0.0, **metrics})
-            self._write({"step": 0.0, **metrics})
+        """The evaluation before training goes on, with the step that is done: 0 at first."""
+        if len(metrics) > 1:
+            self._note(metrics)
+            self._write(metrics)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """A few rollouts of a step, as `samples/step-<step>.jsonl`."""
@@ -79,6 +100,7 @@ class Recorder:
             "status": status,
             "error": error,
             "steps": self._steps,
+            "resumed_after": self._resumed_after,
             "time/startup_s": self._startup_s,
             "time/total_s": time.time() - self._started_at,
             "eval_first": plain(self._evals[0]) if self._evals else None,
@@ -88,7 +110,12 @@ class Recorder:
         }
         write_json(self.folder / "summary.json", summary)
 
-    def _keep_evaluation(self, metrics: Metrics) -> None:
+    def _note(self, metrics: Mapping[str, Any]) -> None:
+        """Keeps what the summary will say of a record."""
+        for name, value in metrics.items():
+            if name.startswith("memory/") and name.endswith("/peak_bytes"):
+                role = name.split("/")[1]
+                self._peak[role] = max(self._peak.get(role, 0), int(value))
         measured = {name: value for name, value in metrics.items() if name.startswith("eval/")}
         if measured:
             self._evals.append({"step": metrics["step"], **measured})

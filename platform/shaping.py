@@ -62,6 +62,15 @@ class RunningMoments:
         self.count = total
 
     @property
+    def state(self) -> list[float]:
+        """All there is to it, for another to go on from."""
+        return [self.count, self.mean, self._squares]
+
+    @state.setter
+    def state(self, state: list[float]) -> None:
+        self.count, self.mean, self._squares = int(state[0]), state[1], state[2]
+
+    @property
     def std(self) -> float:
         """0 before the first number."""
         return math.sqrt(self._squares / self.count) if self.count else 0.0

@@ -25,7 +25,10 @@ class PromptSource:
     rows: Sequence[EncodedRow]
     order: DataOrder
 
+    def prompt_of_group(self, group_id: int) -> Prompt:
+        """The prompt of one group of the stream."""
+        return as_prompt(self.rows[self.order.row_of_group(group_id)], group_id)
+
     def prompts_of_round(self, number: int) -> list[Prompt]:
         """The prompts of round 1, 2, ...; each is a group of its own, keyed by its position in the stream."""
-        rows, ids = self.order.rows_of_step(number - 1), self.order.group_ids_of_step(number - 1)
-        return [as_prompt(self.rows[row], group) for row, group in zip(rows, ids, strict=True)]
+        return [self.prompt_of_group(group) for group in self.order.group_ids_of_step(number - 1)]

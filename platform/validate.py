@@ -115,6 +115,16 @@ def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -
         )
 
 
+def _checkpoints(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    kept = config.checkpoint.keep_best
+    if kept and not (config.eval.every and config.checkpoint.every and config.checkpoint.every % config.eval.every == 0):
+        yield (
+            f"checkpoint.keep_best={kept} keeps those with the best evaluation, but with checkpoint.every="
+            f"{config.checkpoint.every} and eval.every={config.eval.every} steps they have none. Set checkpoint.every to a "
+            "multiple of eval.every"
+        )
+
+
 def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     if (config.run.steps is None) == (config.run.epochs is None):
         both = f"run.steps={config.run.steps} steps and run.epochs={config.run.epochs} epochs"
@@ -202,4 +212,4 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     return f". Did you mean {close[0]}?" if close else ""
 
 
-_RELATIONS = (_estimator, _batch_sizes, _length, algo_problems, _model, _engine, _rewards, _cluster)
+_RELATIONS = (_estimator, _batch_sizes, _length, _checkpoints, algo_problems, _model, _engine, _rewards, _cluster)

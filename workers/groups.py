@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -12,8 +12,9 @@ from torch import Tensor
 from tandem.platform.batch import Rollout, RolloutBatch, Score, TrainBatch, Values
 from tandem.platform.metrics import add_totals
 from tandem.platform.partition import balance
-from tandem.platform.protocols import Totals
+from tandem.platform.protocols import Facts, Totals
 from tandem.workers.calls import Home, Ranks, WorkerDied
+from tandem.workers.sync import ObjectStore
 
 
 class _Group:
@@ -40,7 +41,41 @@ class _ResidentGroup(_Group):
         self.ranks.wait("onload", [rank.onload.remote() for rank in self.ranks.handles])
 
 
-class ActorGroup(_ResidentGroup):
+class _TrainedGroup(_ResidentGroup):
+    """The `Trained` protocol over data-parallel ranks."""
+
+    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
+        """One optimizer step per mini-batch, in order."""
+        shares: list[list[TrainBatch]] = [[] for _ in self.ranks.handles]
+        for minibatch in minibatches:
+            rows = balance(minibatch.rollout.lengths.tolist(), len(self.ranks))
+            for share, part in zip(shares, rows, strict=True):
+                share.append(minibatch.select(part) if part else minibatch.blank())
+        refs = [rank.update.remote(share) for rank, share in zip(self.ranks.handles, shares, strict=True)]
+        return add_totals(self.ranks.wait("update", refs))
+
+    def state_parts(self) -> Iterator[Mapping[str, Tensor]]:
+        """Weights and optimizer, as whole tensors by name, in parts."""
+        [count, *_] = self.ranks.wait("begin_state", [rank.begin_state.remote() for rank in self.ranks.handles])
+        for _ in range(count):
+            [part, *_] = self.ranks.wait("next_state", [rank.next_state.remote() for rank in self.ranks.handles])
+            yield part.unpack()
+
+    def state_facts(self) -> list[Facts]:
+        """What every rank keeps besides."""
+        facts = self.ranks.wait("state_facts", [rank.state_facts.remote() for rank in self.ranks.handles])
+        return [fact for [fact] in facts]
+
+    def load_state(self, parts: Iterable[Mapping[str, Tensor]], facts: Sequence[Facts]) -> None:
+        """Goes on from what the two gave, perhaps on another number of ranks."""
+        self.ranks.wait("begin_load", [rank.begin_load.remote(list(facts)) for rank in self.ranks.handles])
+        for part in parts:
+            packed = ray.put(ObjectStore().send(dict(part)))
+            self.ranks.wait("load_part", [rank.load_part.remote(packed) for rank in self.ranks.handles])
+        self.ranks.wait("end_load", [rank.end_load.remote() for rank in self.ranks.handles])
+
+
+class ActorGroup(_TrainedGroup):
     """The `Actor` protocol over data-parallel ranks. Weights go in the calls until `is_connected` with the replicas."""
 
     is_connected = False
@@ -48,10 +83,6 @@ class ActorGroup(_ResidentGroup):
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the sampled tokens at the sampling temperature."""
         return _logprobs(self.ranks, batch)
-
-    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
-        """One optimizer step per mini-batch, in order."""
-        return _update(self.ranks, minibatches)
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Sequence[Any]]:
         """The weights in parts, each as references by rank; the tensors go from the actor to the engines, not through here.
@@ -81,7 +112,7 @@ class ReferenceGroup(_ResidentGroup):
         return _logprobs(self.ranks, batch)
 
 
-class CriticGroup(_ResidentGroup):
+class CriticGroup(_TrainedGroup):
     """The `Critic` protocol over data-parallel ranks."""
 
     def values(self, batch: RolloutBatch) -> Values:
@@ -90,10 +121,6 @@ class CriticGroup(_ResidentGroup):
         refs = [rank.values.remote(part) for rank, part in zip(self.ranks.handles, batch.split(rows), strict=True)]
         parts = self.ranks.wait("values", refs)
         return Values(in_order(rows, [part.values for part in parts]), in_order(rows, [part.final for part in parts]))
-
-    def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
-        """One optimizer step per mini-batch, in order."""
-        return _update(self.ranks, minibatches)
 
 
 class RewardGroup(_Group):
@@ -177,16 +204,6 @@ def _logprobs(ranks: Ranks, batch: RolloutBatch) -> Tensor:
     rows = balance(batch.lengths.tolist(), len(ranks))
     refs = [rank.logprobs.remote(part) for rank, part in zip(ranks.handles, batch.split(rows), strict=True)]
     return in_order(rows, ranks.wait("logprobs", refs))
-
-
-def _update(ranks: Ranks, minibatches: Sequence[TrainBatch]) -> Totals:
-    shares: list[list[TrainBatch]] = [[] for _ in ranks.handles]
-    for minibatch in minibatches:
-        rows = balance(minibatch.rollout.lengths.tolist(), len(ranks))
-        for share, part in zip(shares, rows, strict=True):
-            share.append(minibatch.select(part) if part else minibatch.blank())
-    refs = [rank.update.remote(share) for rank, share in zip(ranks.handles, shares, strict=True)]
-    return add_totals(ranks.wait("update", refs))
 
 
 def kill(ranks: Ranks) -> None:

@@ -90,6 +90,19 @@ def generation_config(path: str, config: ModelConfig) -> Any:
         return AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
 
 
+def save_description(path: str, config: ModelConfig, folder: Path) -> None:
+    """Writes what belongs to the model at `path` besides weights: its configuration, generation defaults and tokenizer."""
+    from transformers import AutoConfig
+
+    from tandem.workers.tokenizer import load_tokenizer
+
+    AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code).save_pretrained(folder)
+    generation = generation_config(path, config)
+    if generation is not None:
+        generation.save_pretrained(folder)
+    load_tokenizer(path, trust_remote_code=config.trust_remote_code).save_pretrained(folder)
+
+
 def policy_bytes(path: str, config: ModelConfig) -> int:
     """Bytes of the weights of the causal language model at `path`, from its config alone: no weight is read."""
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
-from tandem.platform.protocols import Totals
+from tandem.platform.protocols import Facts, Totals
 from tandem.workers.passes import training_parts
+from tandem.workers.random_states import random_states, set_random_states
 from tandem.workers.runtime import Rank, Rendezvous, own_interface, peak_memory_bytes, set_up
+from tandem.workers.sync import ObjectStore, Packed
 from tandem.workers.trainer import DeepSpeedBackend, TrainerBackend
 
 BACKENDS: dict[str, Any] = {"deepspeed": DeepSpeedBackend}
@@ -68,6 +70,46 @@ class TrainedWorker:
     def onload(self) -> None:
         """Moves it back."""
         self.backend.onload()
+
+    def state_parts(self) -> Iterator[dict[str, Tensor]]:
+        """The weights and the optimizer's moments, whole, in parts; empty on all ranks but the first. Collective."""
+        return self.backend.state_parts()
+
+    def begin_state(self) -> int:
+        """Starts `next_state` at the first part; returns how many there are."""
+        self._parts = self.state_parts()
+        return self.backend.state_part_count()
+
+    def next_state(self) -> Packed | None:
+        """The next part, as it travels; None on all ranks but the first."""
+        part = next(self._parts)
+        return ObjectStore().send(part) if part else None
+
+    def state_facts(self) -> list[Facts]:
+        """By rank, here of this one: optimizer steps so far, and the states of its random generators."""
+        return [{"updates": self.backend.updates(), "random": random_states()}]
+
+    def begin_load(self, facts: Sequence[Facts]) -> None:
+        """Prepares for a state with these facts, by rank of those that saved it."""
+        self._facts = facts
+        self.backend.begin_load(facts[0]["updates"])
+
+    def load_part(self, part: Packed | Mapping[str, Tensor]) -> None:
+        """Takes a part; collective."""
+        self.backend.load_part(part.unpack() if isinstance(part, Packed) else part)
+
+    def end_load(self) -> None:
+        """Training can go on; a rank that did not exist when the state was saved keeps its own random generators."""
+        self.backend.end_load(self._facts[0]["updates"])
+        if self.rank.index < len(self._facts):
+            set_random_states(self._facts[self.rank.index]["random"])
+
+    def load_state(self, parts: Iterable[Mapping[str, Tensor]], facts: Sequence[Facts]) -> None:
+        """Takes what `state_parts` and `state_facts` gave; for one rank."""
+        self.begin_load(facts)
+        for part in parts:
+            self.load_part(part)
+        self.end_load()
 
     def memory(self) -> dict[str, int]:
         """Bytes on this rank by kind, and the peak of its process."""

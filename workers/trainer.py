@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Totals
 from tandem.workers.runtime import Rank, Rendezvous, join_process_group
+from tandem.workers.training_state import TrainingState
 
 CPU = torch.device("cpu")
 
@@ -68,6 +69,30 @@ class TrainerBackend(Protocol):
         """Moves them back."""
         ...
 
+    def state_parts(self) -> Iterator[dict[str, Tensor]]:
+        """All that training has made, as whole tensors in parts; empty on all ranks but the first. All iterate."""
+        ...
+
+    def state_part_count(self) -> int:
+        """How many parts `state_parts` gives."""
+        ...
+
+    def updates(self) -> int:
+        """Optimizer steps so far."""
+        ...
+
+    def begin_load(self, updates: int) -> None:
+        """Prepares for a state that `state_parts` gave after so many updates, on any number of ranks."""
+        ...
+
+    def load_part(self, part: Mapping[str, Tensor]) -> None:
+        """Takes a part of it; collective."""
+        ...
+
+    def end_load(self, updates: int) -> None:
+        """Training can go on; raises StateError if anything is missing."""
+        ...
+
     def memory(self) -> dict[str, int]:
         """Bytes of weights, gradients and optimizer on this rank, from the tensors themselves."""
         ...
@@ -87,7 +112,9 @@ class DeepSpeedBackend:
         device: torch.device,
         rendezvous: tuple[tuple[str, int], Rendezvous | None, float],
     ) -> None:
-        self.name, self.stage, self.world_size = name, trainer.zero_stage, rank.world_size
+        # Without ZeRO DeepSpeed trains bfloat16 with an optimizer that counts a step too many.
+        self.stage = max(trainer.zero_stage, 1) if config.dtype == "bfloat16" else trainer.zero_stage
+        self.name, self.world_size, self._part_bytes = name, rank.world_size, trainer.bucket_mb << 20
         self.device, self.is_first = device, rank.index == 0
         address, own, timeout_s = rendezvous
         join_process_group(rank, device, address, own.store if own else None, timeout_s)
@@ -111,13 +138,14 @@ class DeepSpeedBackend:
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
                 "gradient_clipping": optimizer.grad_clip,
-                "zero_optimization": {"stage": trainer.zero_stage},
+                "zero_optimization": {"stage": self.stage},
                 "zero_allow_untested_optimizer": True,
                 "bf16": {"enabled": config.dtype == "bfloat16"},
                 "steps_per_print": None,
             },
         )
         self._adam, self._gradient_bytes = adam, 0
+        self._state = TrainingState(self.engine, adam, schedule, self.stage)
 
     def forward(self, **inputs: Any) -> Any:
         """See `TrainerBackend.forward`."""
@@ -211,6 +239,32 @@ class DeepSpeedBackend:
 
     def _buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, Any]]]:
         return _buckets(list(self.engine.module.named_parameters()), bucket_bytes)
+
+    def state_parts(self) -> Iterator[dict[str, Tensor]]:
+        """See `TrainerBackend.state_parts`."""
+        for bucket in self._buckets(self._part_bytes):
+            part = self._state.read([(name, parameter) for name, parameter in bucket if parameter.requires_grad])
+            yield part if self.is_first else {}
+
+    def state_part_count(self) -> int:
+        """See `TrainerBackend.state_part_count`."""
+        return self.bucket_count(self._part_bytes)
+
+    def updates(self) -> int:
+        """See `TrainerBackend.updates`."""
+        return self._state.updates
+
+    def begin_load(self, updates: int) -> None:
+        """See `TrainerBackend.begin_load`."""
+        self._state.begin(updates)
+
+    def load_part(self, part: Mapping[str, Tensor]) -> None:
+        """See `TrainerBackend.load_part`."""
+        self._state.write(part)
+
+    def end_load(self, updates: int) -> None:
+        """See `TrainerBackend.end_load`."""
+        self._state.end(updates)
 
     def memory(self) -> dict[str, int]:
         """See `TrainerBackend.memory`."""

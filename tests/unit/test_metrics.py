@@ -11,7 +11,8 @@ import torch
 from unit_batches import batch_of, make_rollout, poison, scores
 
 from tandem.platform.batch import RolloutBatch, Score, StopReason, TrainBatch
-from tandem.platform.collector import Collected, Group
+from tandem.platform.collector import Collected
+from tandem.platform.group import Group
 from tandem.platform.metrics import (
     add_totals,
     credit_metrics,

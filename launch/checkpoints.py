@@ -1,0 +1,286 @@
+"""Checkpoints: written whole or not at all, taken up only if whole.
+
+    step-000040/
+        manifest.json             written last: size and SHA-256 of every other file
+        driver.json               the loop: step, policy version, KL coefficient, rounds sampled, groups left over
+        model/                    configuration and tokenizer, as `from_pretrained` reads them
+        actor/00000.safetensors   weights and Adam's moments as whole tensors, in parts
+        actor/facts.json          by rank: updates, random generators
+        critic/                   the same, where there is a critic
+
+On a local disk a checkpoint is written beside its place, synced, and renamed. In an object store, which cannot rename, a
+folder without manifest counts as nothing. No file is a pickle: reading one never runs code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import safetensors.torch
+from fsspec.implementations.local import LocalFileSystem
+from torch import Tensor
+
+from tandem.platform.config import ConfigError
+from tandem.platform.protocols import Trained
+
+FORMAT = 1
+MANIFEST, DRIVER, FACTS = "manifest.json", "driver.json", "facts.json"
+NAME = re.compile(r"step-(\d{6,})$")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or is not what was written."""
+
+
+class Checkpoint:
+    """One checkpoint that is there."""
+
+    def __init__(self, fs: Any, path: str, manifest: Mapping[str, Any]) -> None:
+        self.fs, self.path, self.manifest = fs, path, manifest
+        self.step = int(manifest["step"])
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the run that wrote it, by dotted key."""
+        return dict(self.manifest["settings"])
+
+    def driver(self) -> dict[str, Any]:
+        """The state of the loop."""
+        return dict(json.loads(self._read(DRIVER)))
+
+    def facts(self, role: str) -> list[dict[str, Any]]:
+        """What the ranks of a role kept besides tensors."""
+        return list(json.loads(self._read(f"{role}/{FACTS}")))
+
+    def parts(self, role: str) -> Iterator[dict[str, Tensor]]:
+        """The tensors of a role, part by part."""
+        for name in sorted(self.manifest["files"]):
+            if name.startswith(f"{role}/") and name.endswith(".safetensors"):
+                yield safetensors.torch.load(self._read(name))
+
+    def has(self, role: str) -> bool:
+        """Whether the role was saved."""
+        return f"{role}/{FACTS}" in self.manifest["files"]
+
+    def copy_model(self, folder: Path) -> None:
+        """Writes configuration and tokenizer into a local folder."""
+        for name in self.manifest["files"]:
+            if name.startswith("model/"):
+                target = folder / name.removeprefix("model/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(self._read(name))
+
+    def _read(self, name: str) -> bytes:
+        expected = self.manifest["files"][name]
+        content: bytes = self.fs.cat_file(f"{self.path}/{name}")
+        if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
+            raise CheckpointError(
+                f"{self.path}/{name}: its {len(content)} bytes are not the {expected['bytes']} bytes that were written. Set "
+                "checkpoint.resume to the path of another checkpoint"
+            )
+        return content
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        url: folder or fsspec address.
+        keep: how many of the newest stay. keep_best: how many of the best besides.
+    """
+
+    def __init__(self, url: str, keep: int, keep_best: int = 0) -> None:
+        self.keep, self.keep_best = keep, keep_best
+        self.fs, self.root = _filesystem(url)
+        self._is_local = isinstance(self.fs, LocalFileSystem)
+
+    def save(
+        self,
+        step: int,
+        driver: Mapping[str, Any],
+        roles: Mapping[str, Trained],
+        save_model: Callable[[Path], None],
+        settings: Mapping[str, Any],
+        score: float | None,
+    ) -> str:
+        """Writes the checkpoint of a step; returns its path. Older ones go once it is there.
+
+        Args:
+            save_model: writes configuration and tokenizer into a folder. score: what makes one the best.
+
+        Raises:
+            CheckpointError: it could not be written; the older ones are as they were.
+        """
+        place = f"{self.root}/step-{step:06d}"
+        draft = f"{self.root}/.{uuid.uuid4().hex[:8]}.part" if self._is_local else place
+        try:
+            self._clear_drafts()
+            files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
+            manifest = {"format": FORMAT, "step": step, "score": score, "settings": dict(settings), "files": files}
+            self._write(f"{draft}/{MANIFEST}", _json(manifest))
+            if self._is_local:
+                self._sync_folders(draft)
+                if self.fs.exists(place):  # of a course that was given up
+                    os.rename(place, f"{draft}.old.part")
+                os.rename(draft, place)
+                _sync(self.root)
+        except OSError as error:
+            if self._is_local:
+                self._remove(draft)
+            raise CheckpointError(
+                f"checkpoint of step {step}: {self.root} cannot be written: {error}. The checkpoints there are as they "
+                "were. Make room or set checkpoint.dir, and start the run again: it goes on from the newest"
+            ) from error
+        self._retire()
+        return place
+
+    def find(self, resume: str, note: Callable[[str], None]) -> Checkpoint | None:
+        """The checkpoint that `checkpoint.resume` means: the newest whole one for auto.
+
+        Raises:
+            ConfigError: a path without a whole checkpoint; or for auto, there are some and none is whole.
+        """
+        if resume == "never":
+            return None
+        if resume != "auto":
+            fs, path = _filesystem(resume)
+            return _open(fs, path.rstrip("/"))
+        broken = []
+        for path in reversed(self._folders()):
+            try:
+                found = _open(self.fs, path)
+            except ConfigError as error:
+                broken.append(str(error))
+                continue
+            for text in broken:
+                note(f"warning: {text}; going on from {found.path} instead")
+            return found
+        if broken:
+            raise ConfigError("; ".join(broken) + ". Set checkpoint.resume=never with another run.name to begin anew")
+        return None
+
+    def is_newest(self, found: Checkpoint | None) -> bool:
+        """Whether this is the newest whole checkpoint of the run."""
+        return found is not None and found.path == next(iter(self._whole()[-1:]), (None,))[0]
+
+    def _whole(self) -> list[tuple[str, float | None]]:
+        """Path and score of every checkpoint with a manifest, oldest step first."""
+        paths = [path for path in self._folders() if self.fs.exists(f"{path}/{MANIFEST}")]
+        return [(path, json.loads(self.fs.cat_file(f"{path}/{MANIFEST}"))["score"]) for path in paths]
+
+    def _folders(self) -> list[str]:
+        """Paths of what looks like a checkpoint, oldest step first."""
+        self.fs.invalidate_cache()
+        if not self.fs.exists(self.root):
+            return []
+        paths = [str(path).rstrip("/") for path in self.fs.ls(self.root, detail=False)]
+        found = [(int(match[1]), path) for path in paths if (match := NAME.search(path))]
+        return [path for _, path in sorted(found)]
+
+    def _retire(self) -> None:
+        """Removes what is not to be kept, manifests first: what is half removed counts as nothing."""
+        whole = self._whole()
+        scored = sorted(((path, score) for path, score in whole if score is not None), key=lambda pair: -pair[1])
+        kept = {path for path, _ in [*whole[-self.keep :], *scored[: self.keep_best]]}
+        for path, _ in whole:
+            if path not in kept:
+                self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        try:
+            if self.fs.exists(f"{path}/{MANIFEST}"):
+                self.fs.rm_file(f"{path}/{MANIFEST}")
+            if self.fs.exists(path):
+                self.fs.rm(path, recursive=True)
+        except OSError:
+            pass  # what cannot be removed is in nobody's way
+
+    def _clear_drafts(self) -> None:
+        if self._is_local:
+            self.fs.makedirs(self.root, exist_ok=True)
+            for path in Path(self.root).glob(".*.part"):
+                self._remove(str(path))
+
+    def _write(self, path: str, content: bytes) -> dict[str, Any]:
+        if self._is_local:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            self.fs.pipe_file(path, content)
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    def _sync_folders(self, draft: str) -> None:
+        for folder, _, _ in os.walk(draft):
+            _sync(folder)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"checkpoint.dir={url}: {error}. Install what it needs, or give a folder") from error
+    return fs, str(root).rstrip("/")
+
+
+def _open(fs: Any, path: str) -> Checkpoint:
+    """The checkpoint at a path, if every file is there with its size.
+
+    Raises:
+        ConfigError: what is missing.
+    """
+    try:
+        manifest = json.loads(fs.cat_file(f"{path}/{MANIFEST}"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is no whole checkpoint: it has no {MANIFEST}, which is written last") from None
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} is no whole checkpoint: {MANIFEST} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise ConfigError(f"{path} has format {manifest.get('format')}, this version reads {FORMAT}")
+    for name, expected in manifest["files"].items():
+        size = fs.size(f"{path}/{name}") if fs.exists(f"{path}/{name}") else None
+        if size != expected["bytes"]:
+            there = "is missing" if size is None else f"has {size} bytes"
+            raise ConfigError(f"{path} is no whole checkpoint: {name} {there}, {expected['bytes']} bytes were written")
+    return Checkpoint(fs, path, manifest)
+
+
+def _files(
+    driver: Mapping[str, Any], roles: Mapping[str, Trained], save_model: Callable[[Path], None]
+) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files of a checkpoint; one part of the tensors is in memory at a time."""
+    import tempfile
+
+    yield DRIVER, _json(driver)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder))
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                yield f"model/{path.relative_to(folder)}", path.read_bytes()
+    for role, trained in roles.items():
+        yield f"{role}/{FACTS}", _json(trained.state_facts())
+        for number, part in enumerate(trained.state_parts()):
+            whole = {name: tensor.contiguous() for name, tensor in part.items()}
+            yield f"{role}/{number:05d}.safetensors", safetensors.torch.save(whole)
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, default=str).encode()
+
+
+def _sync(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,120 @@
+"""How a run is saved and goes on: what belongs to it, and what may have changed since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tandem.launch.checkpoints import Checkpoint, Checkpoints
+from tandem.platform.config import Config, ConfigError, settings
+from tandem.platform.driver import Driver
+from tandem.platform.metrics import Metrics
+from tandem.platform.protocols import Roles
+from tandem.workers.models import save_description
+
+FIXED = (
+    *("run.seed", "data.train", "data.seed", "data.shuffle", "data.prompts_per_step", "data.max_prompt_tokens"),
+    *("data.overlong_prompt", "task.", "model.path", "model.tiny.", "model.warmstart.", "critic.path", "critic.head"),
+    *("rollout.samples_per_prompt", "rollout.seed"),
+)
+"""Settings (or, with a dot, all below) that say what the saved state is of: which prompts come next, which model it is."""
+OWN = ("run.name", "run.dir", "run.steps", "run.epochs", "checkpoint.", "tracking.", "dry_run", "cluster.")
+"""Settings whose change is not worth a word."""
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """The checkpoints of the run: in its folder, or in a folder of its name below `checkpoint.dir`."""
+    own = f"{config.run.dir}/{config.run.name}/checkpoints"
+    url = own if config.checkpoint.dir is None else f"{config.checkpoint.dir.rstrip('/')}/{config.run.name}"
+    return Checkpoints(url, config.checkpoint.keep, config.checkpoint.keep_best)
+
+
+def changes(config: Config, checkpoint: Checkpoint) -> list[str]:
+    """Settings that have changed since the checkpoint, as text.
+
+    Raises:
+        ConfigError: one that its state cannot live with; or there is a critic on one side only.
+    """
+    now, before = flat(config), checkpoint.settings
+    different = {key: (before.get(key), value) for key, value in now.items() if before.get(key) != value}
+    fixed = [key for key in different if _is_among(key, FIXED)]
+    if fixed:
+        was, value = different[fixed[0]]
+        raise ConfigError(
+            f"{checkpoint.path} was written with {fixed[0]}={was}, this run has {value}: it could not go on where it was. "
+            "Set it back; or begin a new run with checkpoint.resume=never, and to keep the weights, with model.path from "
+            "launch/export.py"
+        )
+    return [f"{key} {was} -> {value}" for key, (was, value) in different.items() if not _is_among(key, OWN)]
+
+
+def check_critic(checkpoint: Checkpoint, needs_critic: bool) -> None:
+    """Refuses a checkpoint with a critic for a run without, and the other way round.
+
+    Raises:
+        ConfigError: which of the two.
+    """
+    if checkpoint.has("critic") != needs_critic:
+        had, has = ("has a", "needs none") if checkpoint.has("critic") else ("has no", "needs one")
+        raise ConfigError(f"{checkpoint.path} {had} critic, but adv_estimator {has}. Set adv_estimator as it was")
+
+
+def restore(checkpoint: Checkpoint, driver: Driver, roles: Roles) -> None:
+    """Puts loop and roles where the checkpoint left them.
+
+    Raises:
+        ConfigError: the data has another number of rows. StateError: the model is another one. CheckpointError: a file is
+        not what was written.
+    """
+    state = checkpoint.driver()
+    if state["rows"] != len(driver.source.rows):
+        raise ConfigError(
+            f"{checkpoint.path} was written over {state['rows']} training prompts, now it is {len(driver.source.rows)}: it "
+            "could not go on where it was. Bring the data back, or set checkpoint.resume=never with another run.name"
+        )
+    for name, role in roles.trained().items():
+        role.load_state(checkpoint.parts(name), checkpoint.facts(name))
+    driver.restore(state)
+
+
+class Saver:
+    """Saves the run after the steps that are due.
+
+    Args:
+        path: of the model whose configuration and tokenizer go with the weights. score: the metric of the best.
+    """
+
+    def __init__(self, config: Config, checkpoints: Checkpoints, driver: Driver, path: str, score: str | None) -> None:
+        self.config, self.checkpoints, self.driver, self.path, self.score = config, checkpoints, driver, path, score
+
+    def after(self, step: int, metrics: Metrics) -> None:
+        """Saves if the step is due, or the last.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        every = self.config.checkpoint.every
+        if step != self.driver.steps and not (every and step % every == 0):
+            return
+        with self.driver.spans.span("checkpoint"):
+            self.driver.residency.training()
+            self.checkpoints.save(
+                step,
+                self.driver.state(),
+                self.driver.roles.trained(),
+                self._save_model,
+                flat(self.config),
+                metrics.get(self.score) if self.score else None,
+            )
+
+    def _save_model(self, folder: Path) -> None:
+        save_description(self.path, self.config.model, folder)
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every setting by its dotted key, as JSON can hold it."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value, _ in settings(config)}
+
+
+def _is_among(key: str, names: tuple[str, ...]) -> bool:
+    return any(key.startswith(name) if name.endswith(".") else key == name for name in names)

@@ -1,0 +1,42 @@
+"""The random generators of a process, as JSON can hold them."""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def random_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's generators; those of CUDA devices where there are any."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "torch": _as_text(torch.get_rng_state()),
+        "cuda": [_as_text(state) for state in devices],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Takes what `random_states` gave; CUDA's only where there are as many devices."""
+    version, numbers, spare = states["python"]
+    random.setstate((version, tuple(numbers), spare))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(_as_tensor(states["torch"]))
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([_as_tensor(text) for text in states["cuda"]])
+
+
+def _as_text(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _as_tensor(text: str) -> Tensor:
+    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)
