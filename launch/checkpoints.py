@@ -83,8 +83,8 @@ class Checkpoint:
         content: bytes = self.fs.cat_file(f"{self.path}/{name}")
         if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
             raise CheckpointError(
-                f"{self.path}/{name}: its {len(content)} bytes are not the {expected['bytes']} bytes that were written. Set "
-                "checkpoint.resume to the path of another checkpoint"
+                f"{self.path}/{name}: its {len(content)} bytes are not the {expected['bytes']} bytes that were written. "
+                "Set checkpoint.resume to the path of another checkpoint"
             )
         return content
 
@@ -223,6 +223,21 @@ class Checkpoints:
     def _sync_folders(self, draft: str) -> None:
         for folder, _, _ in os.walk(draft):
             _sync(folder)
+
+
+def open_newest(path: str) -> Checkpoint:
+    """The checkpoint at a path, or the newest whole one in the folder there.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    fs, root = _filesystem(path)
+    if NAME.search(root):
+        return _open(fs, root)
+    found = Checkpoints(path, keep=1).find("auto", lambda text: None)
+    if found is None:
+        raise ConfigError(f"{path}: no checkpoint there, and no folder of checkpoints")
+    return found
 
 
 def _filesystem(url: str) -> tuple[Any, str]:

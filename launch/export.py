@@ -1,0 +1,107 @@
+"""Write the trained policy as a Hugging Face folder: `python launch/export.py checkpoint=FOLDER to=FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+USAGE = """usage: python launch/export.py checkpoint=PATH to=FOLDER [dtype=float32|bfloat16] [trust_remote_code=true]
+
+Writes the policy of a checkpoint as a folder that `from_pretrained` and vLLM load: weights, configuration, tokenizer, chat
+template. It is loaded once more and compared.
+
+  checkpoint=PATH   outputs/<run.name>/checkpoints/step-000160, or a folder of checkpoints: then the newest whole one
+  dtype             of the weights; default: that of the run"""
+
+ASKED = {"checkpoint": None, "to": None, "dtype": "", "trust_remote_code": "false"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code (0 written, 2 not)."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0 if arguments else 2
+    from tandem.launch.checkpoints import CheckpointError
+    from tandem.platform.config import ConfigError
+
+    try:
+        asked = parse(arguments)
+        to = Path(asked["to"])
+        step = export(asked["checkpoint"], to, asked["dtype"] or None, asked["trust_remote_code"].lower() == "true")
+    except (ConfigError, CheckpointError) as error:
+        print(f"cannot export: {error}", file=sys.stderr)
+        return 2
+    print(f"the policy after step {step} is in {to}")
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> dict[str, str]:
+    """The arguments by name.
+
+    Raises:
+        ConfigError: one is unknown, or one that is needed is missing.
+    """
+    from tandem.platform.config import ConfigError
+
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    for name in given.keys() - ASKED.keys():
+        raise ConfigError(f"{name}: no such argument; there are {', '.join(ASKED)}")
+    for name, default in ASKED.items():
+        if default is None and not given.get(name):
+            raise ConfigError(f"{name}=... is missing")
+    return {name: given.get(name, default or "") for name, default in ASKED.items()}
+
+
+def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: bool = False) -> int:
+    """Writes the policy of the checkpoint at `path` into the folder `to`; returns its training step.
+
+    Raises:
+        ConfigError: no whole checkpoint there, an unknown dtype, or `to` holds something. CheckpointError: what is read
+        back differs.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tandem.launch.checkpoints import CheckpointError, open_newest
+    from tandem.platform.config import ConfigError
+    from tandem.workers.models import DTYPES
+    from tandem.workers.training_state import WEIGHTS
+
+    checkpoint = open_newest(path)
+    dtype = dtype or str(checkpoint.settings["model.dtype"])
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype}: expected {' or '.join(DTYPES)}")
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError(f"to={to} is not empty. Give another folder")
+    options: dict[str, Any] = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.copy_model(Path(folder))
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_config(config, **options)
+        own = dict(model.named_parameters())
+        for part in checkpoint.parts("actor"):
+            for key, tensor in part.items():
+                kind, _, name = key.partition("/")
+                if kind == WEIGHTS:
+                    own.pop(name).data.copy_(tensor)
+        if own:
+            raise CheckpointError(f"{checkpoint.path} lacks {len(own)} of the model's tensors, {min(own)} first")
+        model.save_pretrained(to)
+        # As they were: loading and saving a tokenizer may change it.
+        for file in Path(folder).iterdir():
+            if file.name != "config.json":
+                (to / file.name).write_bytes(file.read_bytes())
+    again = dict(AutoModelForCausalLM.from_pretrained(to, **options).named_parameters())
+    different = [name for name, tensor in model.named_parameters() if not tensor.equal(again[name])]
+    if different:
+        raise CheckpointError(
+            f"{to} does not load as it was written: {len(different)} tensors differ, {different[0]} first"
+        )
+    return checkpoint.step
+
+
+if __name__ == "__main__":
+    sys.exit(main())
