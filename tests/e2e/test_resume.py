@@ -1,0 +1,201 @@
+"""Runs that end and go on: as if they had not ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from tandem.launch.compose import compose
+from tandem.launch.run import run
+from tandem.platform.config import ConfigError
+from tandem.platform.validate import validate
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    *("cluster=inline", "tracking.console=none", "data.prompts_per_step=4", "rollout.samples_per_prompt=2"),
+    *("rollout.max_response_tokens=4", "task.eval_size=3", "checkpoint.every=2", "run.name=r"),
+)
+KINDS = {
+    "ppo": (
+        "algo=ppo",
+        "algo.entropy_coef=0.1",
+        "algo.kl_reward_coef=0.01",
+        "algo.kl_target=0.1",
+        "actor.lr_warmup_steps=5",
+        "actor.lr=1e-2",
+    ),
+    "grpo": ("algo=grpo", "algo.kl_loss_coef=0.1", "actor.lr=1e-2", "reward.normalize=mean_std"),
+    "dapo": (
+        "algo=dapo",
+        "actor.lr=1e-2",
+        "algo.dynamic_surplus=keep",
+        "algo.dynamic_at_cap=mask",
+        "reward.functions={matching_characters: 1.0}",
+    ),
+}
+
+
+def train(path: str, folder: Path, *overrides: str) -> int:
+    config, given = compose([*SMALL, f"model.path={path}", f"run.dir={folder}", *overrides])
+    validate(config, given)
+    return run(config, time.time())
+
+
+def records(folder: Path, every: bool = False) -> list[dict[str, Any]]:
+    """Of the steps, without what differs between two runs of the same."""
+    lines = [json.loads(line) for line in (folder / "r" / "metrics.jsonl").read_text().splitlines()]
+    own = ("time/", "memory/", "tokens/response_per_s", *(() if every else ("eval/",)))
+    kept = [{key: value for key, value in line.items() if not key.startswith(own)} for line in lines]
+    return [line for line in kept if every or "reward/mean" in line]
+
+
+def state(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    whole: dict[str, torch.Tensor] = {}
+    place = folder / "r" / "checkpoints" / f"step-{step:06d}"
+    for path in sorted(place.glob("*/*.safetensors")):
+        whole |= {f"{path.parent.name}/{name}": tensor for name, tensor in safetensors.torch.load_file(path).items()}
+    return whole | {"driver": torch.tensor(list((place / "driver.json").read_bytes()))}
+
+
+def saved(folder: Path) -> list[int]:
+    return sorted(int(path.name.rpartition("-")[2]) for path in (folder / "r" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_on_is_going_straight(tiny_path: str, tmp_path: Path, kind: str) -> None:
+    """Bitwise: every metric, weight, moment, and the state of the loop; the learning rate may change at the break."""
+    assert train(tiny_path, tmp_path / "a", *KINDS[kind], "run.steps=6") == 0
+    assert train(tiny_path, tmp_path / "b", *KINDS[kind], "run.steps=2") == 0
+    assert train(tiny_path, tmp_path / "b", *KINDS[kind], "run.steps=6") == 0
+    straight, again = records(tmp_path / "a"), records(tmp_path / "b")
+    assert [record["step"] for record in again] == [1, 2, 3, 4, 5, 6]
+    assert straight == again
+    one, other = state(tmp_path / "a", 6), state(tmp_path / "b", 6)
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    summary = json.loads((tmp_path / "b" / "r" / "summary.json").read_text())
+    assert (summary["steps"], summary["resumed_after"], summary["eval_first"]["step"]) == (6, 2, 0)
+    if kind == "ppo":
+        assert straight[3]["kl/coef"] != straight[0]["kl/coef"]  # the controller's state matters here
+        assert straight[2]["policy/kl" if "policy/kl" in straight[2] else "kl/sampled"] > 0  # the reference stays the first
+
+
+def test_a_killed_run_goes_on(tiny_path: str, tmp_path: Path, repo: Path) -> None:
+    """On Ray, all of it gone in the middle of a step; what was measured after the checkpoint is measured again."""
+    assert train(tiny_path, tmp_path / "a", *KINDS["grpo"], "run.steps=5") == 0
+    more = [
+        *KINDS["grpo"],
+        f"model.path={tiny_path}",
+        "placement.threads_per_rank=1",
+        "run.steps=5000",
+        f"run.dir={tmp_path / 'b'}",
+    ]
+    command = [sys.executable, "launch/main.py", *SMALL[1:], *more]
+    process = subprocess.Popen(command, cwd=repo, start_new_session=True)
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and not (tmp_path / "b/r/checkpoints/step-000002").exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 2 <= saved(tmp_path / "b")[-1] < 5, "killed too late to tell"
+    assert train(tiny_path, tmp_path / "b", *KINDS["grpo"], "run.steps=5") == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    one, other = state(tmp_path / "a", 5), state(tmp_path / "b", 5)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def test_another_number_of_ranks_goes_on_with_the_next_prompts(tiny_path: str, tmp_path: Path, repo: Path) -> None:
+    """Six rows, four at a time: steps end within and on the border of an epoch."""
+    data = tmp_path / "six.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(6)))
+    alike = [*KINDS["grpo"], f"data.train={data}", "tracking.samples_every=1"]
+    assert train(tiny_path, tmp_path / "a", *alike, "run.steps=6") == 0
+    assert train(tiny_path, tmp_path / "b", *alike, "run.steps=3") == 0  # twelve rows: two epochs are over
+    more = [*SMALL[2:], *alike, f"model.path={tiny_path}", f"run.dir={tmp_path / 'b'}", "run.steps=6"]
+    two = ["actor.ranks=2", "rollout.replicas=2", "cluster.num_cpus=2", "tracking.console=plain"]
+    command = [sys.executable, "launch/main.py", *more, *two]
+    done = subprocess.run(command, cwd=repo, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "changed since: actor.ranks 1 -> 2" in done.stdout
+    assert prompts(tmp_path / "a") == prompts(tmp_path / "b")
+    for one, other in zip(records(tmp_path / "a"), records(tmp_path / "b"), strict=True):
+        assert one["reward/mean"] == pytest.approx(other["reward/mean"])
+        assert one["policy/lr"] == other["policy/lr"]
+        assert one["policy/kl"] == pytest.approx(other["policy/kl"], abs=1e-4)
+
+
+def prompts(folder: Path) -> list[list[tuple[int, str]]]:
+    files = sorted((folder / "r" / "samples").iterdir())
+    rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    return [[(row["group_id"], row["prompt"]) for row in step] for step in rows]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "keep", "expected"), [(5, 2, 9, [2, 4, 5]), (4, 2, 9, [2, 4]), (3, 0, 9, [3]), (5, 1, 2, [4, 5])]
+)
+def test_which_steps_are_saved(
+    tiny_path: str, tmp_path: Path, steps: int, every: int, keep: int, expected: list[int]
+) -> None:
+    train(tiny_path, tmp_path, "algo=grpo", f"run.steps={steps}", f"checkpoint.every={every}", f"checkpoint.keep={keep}")
+    assert saved(tmp_path) == expected
+
+
+def test_nothing_is_left_to_do(tiny_path: str, tmp_path: Path) -> None:
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
+    before = records(tmp_path)
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
+    assert records(tmp_path) == before
+    assert saved(tmp_path) == [2]
+
+
+def test_evaluation_leaves_training_alone_and_is_told_with_its_step(tiny_path: str, tmp_path: Path) -> None:
+    assert train(tiny_path, tmp_path / "a", *KINDS["grpo"], "run.steps=3", "eval.every=1", "eval.samples_per_prompt=2") == 0
+    assert train(tiny_path, tmp_path / "b", *KINDS["grpo"], "run.steps=2", "eval.before_training=false") == 0
+    assert train(tiny_path, tmp_path / "b", *KINDS["grpo"], "run.steps=3") == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    evaluated = [
+        record["step"] for record in records(tmp_path / "b", every=True) if any(key.startswith("eval/") for key in record)
+    ]
+    assert evaluated == [2, 2, 3]  # at the end of the first run, before the second goes on, at its end
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["run.seed=1"], r"written with run\.seed=0, this run has 1"),
+        (["data.prompts_per_step=2"], r"data\.prompts_per_step=4, this run has 2"),
+        (["adv_estimator=gae"], "has no critic, but adv_estimator needs one"),
+        (["checkpoint.resume=never"], "holds a run already"),
+        (["checkpoint.resume=missing/step-000002"], "missing/step-000002 is no whole checkpoint"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(tiny_path: str, tmp_path: Path, changed: list[str], said: str) -> None:
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
+    with pytest.raises((ConfigError, AssertionError), match=said):
+        assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4", *changed) == 0, summary_error(tmp_path)
+
+
+def summary_error(folder: Path) -> str:
+    return str(json.loads((folder / "r" / "summary.json").read_text())["error"])
+
+
+def test_a_branch_from_an_older_checkpoint(tiny_path: str, tmp_path: Path) -> None:
+    """In its own folder; in that of the run it would mix two courses."""
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 0
+    older = f"checkpoint.resume={tmp_path}/r/checkpoints/step-000002"
+    with pytest.raises(ConfigError, match="is not its newest checkpoint"):
+        train(tiny_path, tmp_path, "algo=grpo", "run.steps=6", older)
+    assert train(tiny_path, tmp_path / "branch", "algo=grpo", "run.steps=3", older) == 0
+    assert [record["step"] for record in records(tmp_path / "branch")] == [3]
+    assert saved(tmp_path) == [2, 4]
