@@ -7,6 +7,7 @@ import time
 from typing import Any, Protocol
 
 from tandem.platform.config import TrackingConfig
+from tandem.platform.evaluate import DETAILS
 from tandem.platform.metrics import Metrics
 
 
@@ -58,9 +59,7 @@ def headline(metrics: Metrics) -> list[tuple[str, str]]:
     if metrics.get("reward/unscorable"):
         shown.append(("unscorable", f"{metrics['reward/unscorable']:.0f} of {metrics['samples/sampled']:.0f}"))
     evals = [
-        (name, f"{value:.3f}")
-        for name, value in metrics.items()
-        if name.startswith("eval/") and not name.endswith(("_unscorable", "_length_mean"))
+        (name, f"{value:.3f}") for name, value in metrics.items() if name.startswith("eval/") and not name.endswith(DETAILS)
     ]
     return shown + evals
 
@@ -156,7 +155,9 @@ class RichDisplay(SilentDisplay):
         evaluated = any(name.startswith("eval/") for name in metrics)
         if evaluated:
             values = [(name, f"{value:.3f}") for name, value in metrics.items() if name.startswith("eval/")]
-            self.note(f"step {step}: " + ", ".join(f"{name} {value}" for name, value in values if "unscorable" not in name))
+            self.note(
+                f"step {step}: " + ", ".join(f"{name} {value}" for name, value in values if not name.endswith(DETAILS))
+            )
         if evaluated or time.monotonic() - self._shown_at > 0.25:
             self._shown_at = time.monotonic()
             self._live.update(self._page(metrics))

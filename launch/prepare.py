@@ -38,19 +38,30 @@ def training_prompts(config: Config, tokenizer: Any, note: Callable[[str], None]
     return PromptSource(encoded.rows, DataOrder(len(encoded.rows), config.data.prompts_per_step, seed, config.data.shuffle))
 
 
-def evaluation(config: Config, tokenizer: Any, note: Callable[[str], None]) -> Evaluation | None:
-    """The held-out set: data.eval, or the embedded task's when training on it; None when there is none."""
-    if config.data.eval is None and config.data.train is not None:
-        return None
-    rows, source = _rows(config, config.data.eval, held_out=True)
+def evaluations(config: Config, tokenizer: Any, note: Callable[[str], None]) -> list[Evaluation]:
+    """The held-out sets: data.eval, or the embedded task's when training on it, then data.eval_sets; perhaps none.
+
+    Raises:
+        ConfigError: two have one name.
+    """
+    sets: list[tuple[str, str | None]] = []
+    if config.data.eval is not None:
+        sets.append((Path(config.data.eval).stem, config.data.eval))
+    elif config.data.train is None:
+        sets.append((config.task.name, None))
+    sets += config.data.eval_sets.items()
+    names = [name for name, _ in sets]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"data.eval_sets: {twice[0]} is the name of two held-out sets. Give one of them another")
+    return [_evaluation(config, name, path, tokenizer, note) for name, path in sets]
+
+
+def _evaluation(config: Config, name: str, path: str | None, tokenizer: Any, note: Callable[[str], None]) -> Evaluation:
+    rows, source = _rows(config, path, held_out=True)
     encoded = _encode(config, rows, tokenizer, source, note)
     prompts: list[Prompt] = [as_prompt(row, number) for number, row in enumerate(encoded.rows)]
     return Evaluation(
-        name=Path(config.data.eval).stem if config.data.eval else config.task.name,
-        prompts=prompts,
-        max_tokens=config.rollout.max_response_tokens,
-        samples_per_prompt=config.eval.samples_per_prompt,
-        temperature=config.rollout.temperature,
+        name, prompts, config.rollout.max_response_tokens, config.eval.samples_per_prompt, config.rollout.temperature
     )
 
 

@@ -89,7 +89,7 @@ def train(config: Config, recorder: Recorder, display: Display, checkpoints: Che
     prepare.check_critic(config, tokenizer)
     prepare.check_stop_ids(config, tokenizer)
     source = prepare.training_prompts(config, tokenizer, display.note)
-    evaluation = prepare.evaluation(config, tokenizer, display.note)
+    evaluations = prepare.evaluations(config, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
     watching = alarms()
@@ -102,12 +102,12 @@ def train(config: Config, recorder: Recorder, display: Display, checkpoints: Che
             roles,
             source,
             steps,
-            evaluation,
+            evaluations,
             spans,
             on_step=lambda step, result: _keep(config, recorder, display, watching, saver, step, result),
             on_eval=lambda metrics: _keep_first(recorder, display, metrics),
         )
-        score = f"eval/{evaluation.name}/greedy" if evaluation else None
+        score = f"eval/{evaluations[0].name}/greedy" if evaluations else None
         saver = Saver(config, checkpoints, driver, path, score)
         try:
             if found:

@@ -32,6 +32,7 @@ class DataConfig:
 
     train: str | None = setting(None, "training data, .jsonl or .parquet; null: the embedded task")
     eval: str | None = setting(None, "held-out data, .jsonl or .parquet; null: the embedded task's, if it trains on it")
+    eval_sets: dict[str, str] = setting({}, "more held-out data by name: data.eval_sets.NAME=FILE")
     prompt_key: str = setting("prompt", "field with the prompt: text, or chat messages")
     answer_key: str = setting("answer", "field with the reference answer")
     prompts_per_step: int = setting(32, "prompts in a training step", at_least=1)

@@ -8,7 +8,7 @@ Read `Driver.step` first; every line of it is a phase. `Collector.collect` is th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,14 +56,14 @@ class Driver:
         roles: Roles,
         source: PromptSource,
         steps: int,
-        evaluation: Evaluation | None = None,
+        evaluations: Sequence[Evaluation] = (),
         spans: Spans | None = None,
         on_step: Callable[[int, StepResult], None] = lambda step, result: None,
         on_eval: Callable[[Metrics], None] = lambda metrics: None,
     ) -> None:
         assert algorithm.needs_critic == (roles.critic is not None), "the critic follows from the algorithm alone"
         self.config, self.algorithm, self.roles, self.source, self.steps = config, algorithm, roles, source, steps
-        self.evaluation, self.spans = evaluation, spans or Spans()
+        self.evaluations, self.spans = evaluations, spans or Spans()
         self.on_step, self.on_eval = on_step, on_eval
         self.number = 0  # of the step that runs
         self.version = 0  # of the policy: updates it has had
@@ -181,11 +181,13 @@ class Driver:
         self.roles.rollouts.finish_weights(self.version, self.roles.actor.weight_checksums())
 
     def _evaluate(self) -> Metrics:
-        if self.evaluation is None:
+        if not self.evaluations:
             return {}
         with self.spans.span("evaluate"):
             self.residency.sampling()
-            metrics = self.evaluation.run(self.roles, self.config.sampling_seed, self.number)
+            metrics: Metrics = {}
+            for evaluation in self.evaluations:
+                metrics |= evaluation.run(self.roles, self.config.sampling_seed, self.number)
         return {**metrics, **self.spans.take()}
 
     def _describe(self, collected: Collected, batch: TrainBatch) -> Metrics:

@@ -156,7 +156,7 @@ def make(estimator: str = "gae", steps: int = 2, kl: float = 0.0, evaluate: bool
     reference = FakeActor(log, "reference") if config.needs_reference else None
     rows = [EncodedRow(Row("p"), (3, 4), "p") for _ in range(10)]
     source = PromptSource(rows, DataOrder(10, 2, seed=0))
-    held_out = Evaluation("held", [Prompt((3,), 0, "p")], 4, 0, 1.0) if evaluate else None
+    held_out = [Evaluation("held", [Prompt((3,), 0, "p")], 4, 0, 1.0)] if evaluate else []
     found: list[tuple[int, StepResult]] = []
     evals: list[dict[str, float]] = []
     phases: list[str] = []

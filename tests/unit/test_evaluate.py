@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
+from math import comb
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tandem.platform.batch import Prompt, Rollout, Score, StopReason
-from tandem.platform.evaluate import Evaluation
+from tandem.platform.evaluate import Evaluation, answer_of, best_of, interval, majority
 from tandem.platform.protocols import Sampling
 
 PROMPTS = [Prompt((3,), 0, "a"), Prompt((4,), 1, "b")]
@@ -39,19 +41,59 @@ def evaluate(samples: int, *rewards: list[float | None]) -> dict[str, float]:
 
 
 def test_greedy_alone() -> None:
-    assert evaluate(0, [1.0, 0.0]) == {
+    metrics = evaluate(0, [1.0, 0.0])
+    assert metrics == {
         "eval/held/greedy": 0.5,
+        "eval/held/greedy_low": 0.0,  # two prompts say nothing
+        "eval/held/greedy_high": 1.0,
         "eval/held/greedy_unscorable": 0.0,
+        "eval/held/greedy_truncated_frac": 0.0,
         "eval/held/greedy_length_mean": 3.0,
     }
 
 
-def test_sampled_responses_by_mean_and_by_the_best_of_each_prompt() -> None:
+def test_sampled_responses() -> None:
     metrics = evaluate(3, [0.0, 0.0], [0.0, 1.0, 1.0, 0.0, None, 0.0])
     assert metrics["eval/held/mean"] == pytest.approx(2 / 6)
+    assert metrics["eval/held/pass@2"] == 0.5  # any two of 0, 1, 1 have a 1
     assert metrics["eval/held/pass@3"] == 0.5
+    assert metrics["eval/held/majority@3"] == 0.0  # all say the same, and the first of them is 0
     assert metrics["eval/held/mean_unscorable"] == 1.0
 
 
 def test_one_sample_has_no_best() -> None:
-    assert not [name for name in evaluate(1, [0.0, 0.0], [1.0, 0.0]) if "pass@" in name]
+    assert not [name for name in evaluate(1, [0.0, 0.0], [1.0, 0.0]) if "@" in name]
+
+
+@pytest.mark.parametrize(("k", "c", "n"), [(10, 3, 1), (10, 3, 4), (10, 3, 8), (4, 0, 2), (4, 4, 4)])
+def test_pass_at_n_is_the_unbiased_estimator(k: int, c: int, n: int) -> None:
+    assert best_of([1.0] * c + [0.0] * (k - c), n) == pytest.approx(1 - comb(k - c, n) / comb(k, n))
+
+
+def test_the_best_of_n_is_the_mean_over_all_choices() -> None:
+    rewards = [0.3, -1.0, 2.0, 0.3, 0.5]
+    for n in range(1, 6):
+        choices = [max(choice) for choice in combinations(rewards, n)]
+        assert best_of(rewards, n) == pytest.approx(sum(choices) / len(choices))
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards", "expected"),
+    [(["7", "8", "8"], [1.0, 0.2, 0.2], 0.2), (["7", "8"], [1.0, 0.0], 1.0), (["8", "7", "9", "7"], [0, 1, 0, 1], 1)],
+)
+def test_the_majority_decides(answers: list[str], rewards: list[float], expected: float) -> None:
+    assert majority(answers, rewards) == expected
+
+
+def test_an_answer_is_what_stands_in_the_last_box() -> None:
+    assert answer_of(r"so \boxed{3}, no, \boxed{4}") == "4"
+    assert answer_of(" 12 ") == "12"
+
+
+def test_the_interval_is_that_of_a_mean() -> None:
+    """100 of 400 at 1: 0.25 +- 1.96 * sqrt(.25 * .75 / 400), and the same whenever it is asked."""
+    values = [1.0] * 100 + [0.0] * 300
+    low, high = interval(values)
+    assert (low, high) == (pytest.approx(0.2076, abs=0.006), pytest.approx(0.2924, abs=0.006))
+    assert interval(values) == (low, high)
+    assert interval([0.7]) == (0.7, 0.7)

@@ -1,0 +1,89 @@
+"""Measure a model on held-out data, without training: `python launch/evaluate.py model.path=FOLDER data.eval=FILE`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+USAGE = """usage: python launch/evaluate.py [model.path=FOLDER] [data.eval=FILE] [to=FILE] [SETTING=VALUE ...]
+
+Samples responses to held-out prompts and scores them, in this process. Takes the settings of launch/main.py.
+
+  model.path=FOLDER           a model, or what launch/export.py wrote; default: the embedded model
+  data.eval=FILE              .jsonl or .parquet with prompt and answer; data.eval_sets.NAME=FILE for more of them
+  eval.samples_per_prompt=8   sampled responses beside the greedy one: mean, pass@n, majority
+  reward.functions.NAME=1     how responses are scored
+  to=FILE                     also write the numbers as JSON"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code (0 measured, 2 not)."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from tandem.platform.config import ConfigError
+
+    to = [argument.removeprefix("to=") for argument in arguments if argument.startswith("to=")]
+    try:
+        metrics = evaluate([argument for argument in arguments if not argument.startswith("to=")])
+    except (ConfigError, ValueError) as error:
+        print(f"cannot evaluate: {error}", file=sys.stderr)
+        return 2
+    for name, value in metrics.items():
+        print(f"{name.removeprefix('eval/'):<40} {value:.4f}")
+    for path in to:
+        Path(path).write_text(json.dumps(metrics, indent=2) + "\n")
+    return 0
+
+
+def evaluate(overrides: Sequence[str]) -> dict[str, float]:
+    """The metrics `eval/<set>/...` of the model that the settings name.
+
+    Raises:
+        ConfigError: a setting that cannot work, or there is no held-out data.
+    """
+    from tandem.launch import prepare
+    from tandem.launch.compose import compose
+    from tandem.launch.roles import role_specs
+    from tandem.platform.algorithms import resolve
+    from tandem.platform.config import ConfigError
+    from tandem.platform.protocols import Roles
+    from tandem.platform.validate import validate
+    from tandem.workers.inline import InlineRollouts
+    from tandem.workers.reward import RewardRank
+    from tandem.workers.rollout import RolloutWorker
+    from tandem.workers.runtime import Rank
+    from tandem.workers.tokenizer import load_tokenizer
+
+    config, given = compose(overrides)
+    validate(config, given)
+    prepare.check_engine(config)
+    path = prepare.model_path(config, lambda step, total: None)
+    prepare.check_context(config, path)
+    tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+    prepare.check_stop_ids(config, tokenizer)
+    sets = prepare.evaluations(config, tokenizer, lambda text: print(text, file=sys.stderr))
+    if not sets:
+        raise ConfigError("there is no held-out data. Set data.eval=FILE")
+    specs, rank = role_specs(config, resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss), path), Rank()
+    worker, rewards = RolloutWorker(specs["rollout"], rank), RewardRank(specs["reward"], rank)
+    try:
+        worker.start()
+        rewards.start()
+        # Evaluation asks these two alone.
+        roles = Roles(actor=None, rewards=rewards, rollouts=InlineRollouts(worker))  # type: ignore[arg-type]
+        metrics: dict[str, float] = {}
+        for one in sets:
+            metrics |= one.run(roles, config.sampling_seed, step=0)
+        return metrics
+    finally:
+        rewards.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
