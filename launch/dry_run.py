@@ -8,11 +8,11 @@ import torch
 
 from tandem.launch import prepare
 from tandem.launch.roles import placement_of, wants_gpu
-from tandem.launch.run import redacted
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config
 from tandem.platform.plan import render
+from tandem.platform.redact import redacted
 from tandem.workers.cluster import usable_cpus
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tandem.launch.checkpoints import Checkpoint, Checkpoints
-from tandem.platform.config import Config, ConfigError, settings
+from tandem.launch.facts import flat
+from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles
@@ -109,11 +109,6 @@ class Saver:
 
     def _save_model(self, folder: Path) -> None:
         save_description(self.path, self.config.model, folder)
-
-
-def flat(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted key, as JSON can hold it."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value, _ in settings(config)}
 
 
 def _is_among(key: str, names: tuple[str, ...]) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import psutil
 from tandem.launch import prepare
 from tandem.launch.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tandem.launch.display import Display, make_display
+from tandem.launch.facts import about, for_trackers
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
+from tandem.launch.sinks import Sinks
 from tandem.launch.versions import versions
 from tandem.platform.alarms import Alarm, alarms
 from tandem.platform.algorithms import Algorithm, resolve
@@ -28,6 +30,7 @@ from tandem.platform.driver import Driver, StepResult
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles
 from tandem.platform.records import Recorder, sample_rows, write_json
+from tandem.platform.redact import redacted
 from tandem.platform.spans import Spans
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
@@ -40,6 +43,34 @@ INTERRUPTED, TERMINATED = 130, 143  # exit codes, as a shell counts them
 
 class Terminated(BaseException):
     """SIGTERM arrived."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a run writes and shows what it does."""
+
+    recorder: Recorder
+    display: Display
+    sinks: Sinks
+
+    def close(self, status: str, error: str | None, code: int) -> int:
+        """Says everywhere how the run has ended; returns `code`."""
+        self.recorder.close(status, error)
+        self.sinks.close(status)
+        self.display.phase(status)
+        self.display.close()
+        if error:
+            print(f"\n{status}: {redacted(error)}", file=sys.stderr)
+        print(f"{status}; records in {self.recorder.folder}", flush=True)
+        return code
+
+
+def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpoint | None) -> Outputs:
+    """The records of the run in its folder, continued where it goes on from a checkpoint, and its trackers."""
+    display = make_display(config.tracking)
+    facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
+    sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
+    return Outputs(Recorder(folder, started_at, found.step if found else None, sinks.record), display, sinks)
 
 
 def run(config: Config, started_at: float) -> int:
@@ -55,28 +86,28 @@ def run(config: Config, started_at: float) -> int:
     if found:
         notes.append(f"going on after step {found.step}, from {found.path}")
         notes += [f"changed since: {change}" for change in changes(config, found)]
-    folder = make_folder(config, checkpoints, found)
-    recorder = Recorder(folder, started_at, found.step if found else None)
-    display = make_display(config.tracking)
+    folder = make_folder(config, started_at, checkpoints, found)
+    outputs = open_outputs(config, folder, started_at, found)
     try:
         for text in notes:
-            display.note(text)
-        train(config, recorder, display, checkpoints, found)
+            outputs.display.note(text)
+        train(config, outputs, checkpoints, found)
     except KeyboardInterrupt:
-        return _end(recorder, display, "interrupted", "interrupted (Ctrl-C)", INTERRUPTED)
+        return outputs.close("interrupted", "interrupted (Ctrl-C)", INTERRUPTED)
     except Terminated:
-        return _end(recorder, display, "interrupted", "terminated (SIGTERM)", TERMINATED)
+        return outputs.close("interrupted", "terminated (SIGTERM)", TERMINATED)
     except Exception as error:
         # These are for the user to mend: the message says it all. Anything else wants its traceback.
         if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
-            traceback.print_exc()
-        return _end(recorder, display, "failed", f"{type(error).__name__}: {error}", 1)
-    return _end(recorder, display, "finished", None, 0)
+            print(redacted(traceback.format_exc()), file=sys.stderr)
+        return outputs.close("failed", f"{type(error).__name__}: {error}", 1)
+    return outputs.close("finished", None, 0)
 
 
-def train(config: Config, recorder: Recorder, display: Display, checkpoints: Checkpoints, found: Checkpoint | None) -> None:
+def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Checkpoint | None) -> None:
     """The whole training: model and data, roles up, loop from the checkpoint found or from its beginning, roles down."""
     signal.signal(signal.SIGTERM, _terminate)
+    display = outputs.display
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
     if found:
         check_critic(found, algorithm.needs_critic)
@@ -93,7 +124,7 @@ def train(config: Config, recorder: Recorder, display: Display, checkpoints: Che
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
     watching = alarms()
-    with roles_of(config, algorithm, path, lambda why: _abandon(recorder, display, why)) as roles:
+    with roles_of(config, algorithm, path, lambda why: _abandon(outputs, why)) as roles:
         display.begin(steps)
         spans = Spans(display.phase)
         driver = Driver(
@@ -104,8 +135,8 @@ def train(config: Config, recorder: Recorder, display: Display, checkpoints: Che
             steps,
             evaluations,
             spans,
-            on_step=lambda step, result: _keep(config, recorder, display, watching, saver, step, result),
-            on_eval=lambda metrics: _keep_first(recorder, display, metrics),
+            on_step=lambda step, result: _keep(config, outputs, watching, saver, step, result),
+            on_eval=lambda metrics: _keep_first(outputs, metrics),
         )
         score = f"eval/{evaluations[0].name}/greedy" if evaluations else None
         saver = Saver(config, checkpoints, driver, path, score)
@@ -142,8 +173,8 @@ def name_run(config: Config, started_at: float) -> None:
         config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
 
 
-def make_folder(config: Config, checkpoints: Checkpoints, found: Checkpoint | None) -> Path:
-    """The run's folder with `config.yaml` and `versions.json`.
+def make_folder(config: Config, started_at: float, checkpoints: Checkpoints, found: Checkpoint | None) -> Path:
+    """The run's folder with `config.yaml`, `versions.json` and `run.json`.
 
     Raises:
         ConfigError: it holds a run already, and this one does not go on from its newest checkpoint.
@@ -164,6 +195,7 @@ def make_folder(config: Config, checkpoints: Checkpoints, found: Checkpoint | No
         (folder / "summary.json").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(redacted(_as_yaml(config)))
         write_json(folder / "versions.json", versions())
+        write_json(folder / "run.json", about(config, started_at))
     except OSError as error:
         raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
     return folder
@@ -174,26 +206,14 @@ def _never_began(folder: Path) -> bool:
     return (folder / "summary.json").exists() and (folder / "metrics.jsonl").stat().st_size == 0
 
 
-def redacted(text: str) -> str:
-    """Text without the credentials that addresses may carry: scheme://user:password@host."""
-    return re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
-
-
 def _as_yaml(config: Config) -> str:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def _keep(
-    config: Config,
-    recorder: Recorder,
-    display: Display,
-    watching: list[Alarm],
-    saver: Saver,
-    step: int,
-    result: StepResult,
-) -> None:
+def _keep(config: Config, outputs: Outputs, watching: list[Alarm], saver: Saver, step: int, result: StepResult) -> None:
+    recorder, display = outputs.recorder, outputs.display
     recorder.step(step, result.metrics, result.finished_at)
     every = config.tracking.samples_every
     if every and (step == 1 or step % every == 0):
@@ -209,9 +229,9 @@ def _keep(
     saver.after(step, result.metrics)
 
 
-def _keep_first(recorder: Recorder, display: Display, metrics: dict[str, float]) -> None:
-    recorder.first_evaluation(metrics)
-    display.step(int(metrics["step"]), metrics)
+def _keep_first(outputs: Outputs, metrics: dict[str, float]) -> None:
+    outputs.recorder.first_evaluation(metrics)
+    outputs.display.step(int(metrics["step"]), metrics)
 
 
 def _show_warm_start(display: Display, step: int, total: int) -> None:
@@ -224,22 +244,12 @@ def _terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
-def _abandon(recorder: Recorder, display: Display, why: str) -> None:
+def _abandon(outputs: Outputs, why: str) -> None:
     """Ends a run whose cluster is gone: the main thread waits for it and can do nothing more."""
-    code = _end(recorder, display, "failed", why, 1)
+    code = outputs.close("failed", why, 1)
     children = psutil.Process().children(recursive=True)
     for child in children:
         with suppress(psutil.NoSuchProcess):
             child.kill()
     psutil.wait_procs(children, timeout=5)
     os._exit(code)
-
-
-def _end(recorder: Recorder, display: Display, status: str, error: str | None, code: int) -> int:
-    recorder.close(status, error)
-    display.phase(status)
-    display.close()
-    if error:
-        print(f"\n{status}: {error}", file=sys.stderr)
-    print(f"{status}; records in {recorder.folder}", flush=True)
-    return code

@@ -6,12 +6,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.metrics import Metrics
+from tandem.platform.redact import redacted
+
+Record = dict[str, float | int | None]
+"""A line of `metrics.jsonl`."""
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -39,9 +43,9 @@ def records_until(path: Path, step: int) -> list[dict[str, Any]]:
     return kept
 
 
-def plain(metrics: Mapping[str, float]) -> dict[str, float | int | None]:
+def plain(metrics: Mapping[str, float]) -> Record:
     """Metrics as JSON can hold them: whole numbers as integers, what is not finite as null."""
-    result: dict[str, float | int | None] = {}
+    result: Record = {}
     for name, value in metrics.items():
         if not math.isfinite(value):
             result[name] = None
@@ -56,10 +60,17 @@ class Recorder:
     Args:
         started_at: seconds since the epoch at which the command began.
         resumed_after: step after which the run goes on; what the folder says of later ones is dropped, to be done again.
+        on_record: is given every record, once it is written.
     """
 
-    def __init__(self, folder: Path, started_at: float, resumed_after: int | None = None) -> None:
-        self.folder, self._started_at, self._resumed_after = folder, started_at, resumed_after
+    def __init__(
+        self,
+        folder: Path,
+        started_at: float,
+        resumed_after: int | None = None,
+        on_record: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self.folder, self._started_at, self._resumed_after, self._on_record = folder, started_at, resumed_after, on_record
         self._steps = resumed_after or 0
         self._last: Metrics = {}
         self._evals: list[Metrics] = []
@@ -98,7 +109,7 @@ class Recorder:
         self._metrics.close()
         summary = {
             "status": status,
-            "error": error,
+            "error": None if error is None else redacted(error),
             "steps": self._steps,
             "resumed_after": self._resumed_after,
             "time/startup_s": self._startup_s,
@@ -121,7 +132,9 @@ class Recorder:
             self._evals.append({"step": metrics["step"], **measured})
 
     def _write(self, metrics: Metrics) -> None:
-        self._metrics.write(json.dumps(plain(metrics)) + "\n")
+        record = plain(metrics)
+        self._metrics.write(json.dumps(record) + "\n")
+        self._on_record(record)
 
 
 def sample_rows(rollouts: Sequence[Rollout], scores: Sequence[Score], advantages: Sequence[float]) -> list[dict[str, Any]]:

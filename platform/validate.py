@@ -16,6 +16,7 @@ from tandem.platform.metrics import TOTALS
 from tandem.platform.rewards import REWARDS
 from tandem.platform.validate_algo import algo_problems, algo_warnings
 
+SINKS = ("tensorboard", "wandb", "mlflow")
 OF_VLLM = tuple(f"rollout.{name}" for name in ("gpu_memory_share", "kv_cache_gb", "max_model_tokens", "prefix_caching"))
 OF_RAY = ("trainer.weight_transport", "cluster.max_restarts", "cluster.num_cpus", "cluster.call_timeout_s")
 BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
@@ -125,6 +126,17 @@ def _checkpoints(config: Config, algorithm: Algorithm, given: Collection[str]) -
         )
 
 
+def _tracking(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    for name in config.tracking.sinks:
+        if name not in SINKS:
+            near = get_close_matches(name, SINKS, 1)
+            yield f"tracking.sinks: {name} is not one of {', '.join(SINKS)}" + (
+                f". Did you mean {near[0]}?" if near else ""
+            )
+    if len(set(config.tracking.sinks)) < len(config.tracking.sinks):
+        yield f"tracking.sinks={config.tracking.sinks}: each can be named once"
+
+
 def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     if (config.run.steps is None) == (config.run.epochs is None):
         both = f"run.steps={config.run.steps} steps and run.epochs={config.run.epochs} epochs"
@@ -212,4 +224,15 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     return f". Did you mean {close[0]}?" if close else ""
 
 
-_RELATIONS = (_estimator, _batch_sizes, _length, _checkpoints, algo_problems, _model, _engine, _rewards, _cluster)
+_RELATIONS = (
+    _estimator,
+    _batch_sizes,
+    _length,
+    _checkpoints,
+    _tracking,
+    algo_problems,
+    _model,
+    _engine,
+    _rewards,
+    _cluster,
+)
