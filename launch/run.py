@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from tandem.launch import prepare
+from tandem.launch import prepare, report
 from tandem.launch.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tandem.launch.display import Display, make_display
 from tandem.launch.facts import about, for_trackers
@@ -57,6 +57,8 @@ class Outputs:
         """Says everywhere how the run has ended; returns `code`."""
         self.recorder.close(status, error)
         self.sinks.close(status)
+        with suppress(Exception):  # a page to look at is not worth an error
+            report.write(self.recorder.folder)
         self.display.phase(status)
         self.display.close()
         if error:
@@ -217,11 +219,14 @@ def _keep(config: Config, outputs: Outputs, watching: list[Alarm], saver: Saver,
     recorder.step(step, result.metrics, result.finished_at)
     every = config.tracking.samples_every
     if every and (step == 1 or step % every == 0):
-        kept = config.tracking.samples_kept
-        rows = zip(result.batch.advantages[:kept], result.batch.mask[:kept], strict=True)
-        advantages = [float(masked_mean(values, mask)) for values, mask in rows]
+        kept, batch = config.tracking.samples_kept, result.batch
+        gap = (batch.old_logprobs - batch.rollout.rollout_logprobs).abs()
+        advantages, gaps = (
+            [float(masked_mean(values, mask)) for values, mask in zip(per_token[:kept], batch.mask[:kept], strict=True)]
+            for per_token in (batch.advantages, gap)
+        )
         collected = result.collected
-        recorder.samples(step, sample_rows(collected.rollouts[:kept], collected.scores[:kept], advantages))
+        recorder.samples(step, sample_rows(collected.rollouts[:kept], collected.scores[:kept], advantages, gaps))
     display.step(step, result.metrics)
     for alarm in watching:
         if warning := alarm(result.metrics, result.unmoved):

@@ -137,8 +137,12 @@ class Recorder:
         self._on_record(record)
 
 
-def sample_rows(rollouts: Sequence[Rollout], scores: Sequence[Score], advantages: Sequence[float]) -> list[dict[str, Any]]:
-    """Rollouts as a person reads them: prompt, response, reward with its parts, mean advantage over the response."""
+def sample_rows(
+    rollouts: Sequence[Rollout], scores: Sequence[Score], advantages: Sequence[float], gaps: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Rollouts as a person reads them: prompt, response, reward with its parts; means over the response of the advantage
+    and of the distance between the log-probs of sampler and trainer.
+    """
     return [
         {
             "group_id": rollout.prompt.group_id,
@@ -149,9 +153,10 @@ def sample_rows(rollouts: Sequence[Rollout], scores: Sequence[Score], advantages
             "parts": dict(score.parts),
             "problem": score.problem,
             "advantage": advantage,
+            "logprob_gap": gap,
             "stop": str(rollout.stop),
             "response_tokens": len(rollout.response_ids),
             "policy_version": rollout.policy_version,
         }
-        for rollout, score, advantage in zip(rollouts, scores, advantages, strict=True)
+        for rollout, score, advantage, gap in zip(rollouts, scores, advantages, gaps, strict=True)
     ]

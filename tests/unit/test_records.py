@@ -89,7 +89,7 @@ def test_samples_as_a_person_reads_them(tmp_path: Path) -> None:
     rollout = make_rollout(text="7é", answer="7", group=4, stop=StopReason.LENGTH, version=3)
     scored = [Score(1.0, {"exact_match": 1.0}), Score(None, {"exact_match": None}, "timeout")]
     recorder = Recorder(tmp_path, time.time())
-    recorder.samples(20, sample_rows([rollout, rollout], scored, [0.5, 0.0]))
+    recorder.samples(20, sample_rows([rollout, rollout], scored, [0.5, 0.0], [0.0, 0.25]))
     recorder.close("finished")
     first, second = lines(tmp_path / "samples" / "step-000020.jsonl")
     assert first == {
@@ -111,4 +111,4 @@ def test_samples_as_a_person_reads_them(tmp_path: Path) -> None:
 
 def test_samples_must_pair() -> None:
     with pytest.raises(ValueError, match="zip"):
-        sample_rows([make_rollout()], [], [])
+        sample_rows([make_rollout()], [], [], [])

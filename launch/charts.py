@@ -1,0 +1,145 @@
+"""Charts as SVG text, for reports that need no network and no library to be looked at.
+
+Series differ in colour (Okabe and Ito's, which colour-blind readers can tell apart) and in dash, so they also do on paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
+DASHES = ("", "6 3", "2 2", "8 3 2 3", "4 4", "1 3", "10 4", "3 1")
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 240, 58, 12, 30, 34
+Points = Sequence[tuple[float, float]]
+
+
+def lines(title: str, series: Mapping[str, Points], unit: str = "", zero: bool = False) -> str:
+    """Lines over training steps; `zero` has the axis begin at 0. Empty text where there is nothing to draw."""
+    drawn = {name: [point for point in points if math.isfinite(point[1])] for name, points in series.items()}
+    drawn = {name: points for name, points in drawn.items() if points}
+    if not drawn:
+        return ""
+    xs = [x for points in drawn.values() for x, _ in points]
+    ys = [y for points in drawn.values() for _, y in points] + ([0.0] if zero else [])
+    frame = _Frame(min(xs), max(xs), min(ys), max(ys))
+    body = []
+    for number, (name, points) in enumerate(drawn.items()):
+        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+        look = f'stroke="{COLOURS[number % 8]}" stroke-dasharray="{DASHES[number % 8]}"'
+        body.append(
+            f'<polyline points="{path}" fill="none" stroke-width="1.6" {look}><title>{escape(name)}</title></polyline>'
+        )
+        if len(points) == 1:
+            body.append(
+                f'<circle cx="{frame.x(points[0][0]):.1f}" cy="{frame.y(points[0][1]):.1f}" r="3" fill="{COLOURS[number % 8]}"/>'
+            )
+    return _figure(title, unit, frame, body, list(drawn) if len(drawn) > 1 else [])
+
+
+def areas(title: str, series: Mapping[str, Points], unit: str = "") -> str:
+    """Areas on top of each other over training steps; series have the same steps."""
+    if not series or not any(series.values()):
+        return ""
+    steps = [x for x, _ in next(iter(series.values()))]
+    below = [0.0] * len(steps)
+    layers = []
+    for name, points in series.items():
+        above = [low + (y if math.isfinite(y) else 0.0) for low, (_, y) in zip(below, points, strict=True)]
+        layers.append((name, below, above))
+        below = above
+    frame = _Frame(min(steps), max(steps), 0.0, max(below))
+    body = []
+    for number, (name, low, high) in enumerate(layers):
+        there = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(steps, high, strict=True)]
+        back = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(reversed(steps), reversed(low), strict=True)]
+        look = f'fill="{COLOURS[number % 8]}" fill-opacity="0.75" stroke="#fff" stroke-width="0.6"'
+        body.append(f'<polygon points="{" ".join(there + back)}" {look}><title>{escape(name)}</title></polygon>')
+    return _figure(title, unit, frame, body, [name for name, _, _ in layers])
+
+
+def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
+    """Horizontal bars of parts that add up, one bar to a row."""
+    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
+    most = max((sum(row.values()) for row in rows.values()), default=0.0)
+    if most <= 0:
+        return ""
+    left, step = 90, 26
+    legend_y = TOP + step * len(rows) + 14
+    scale = (WIDTH - left - 70) / most
+    body = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
+    for number, (name, row) in enumerate(rows.items()):
+        x, y = float(left), TOP + step * number
+        body.append(_text(left - 6, y + 14, name, 11, anchor="end"))
+        for part, value in row.items():
+            colour = COLOURS[parts.index(part) % 8]
+            width = value * scale
+            tip = escape(f"{name} {part}: {value:.4g} {unit}")
+            body.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="18" fill="{colour}" stroke="#fff"><title>{tip}</title></rect>'
+            )
+            x += width
+        body.append(_text(x + 4, y + 14, f"{sum(row.values()):.3g}", 11))
+    body += _legend(parts, left, legend_y)
+    return _svg(body, legend_y + 16)
+
+
+class _Frame:
+    """From values to pixels."""
+
+    def __init__(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        self.xs = ticks(x0, x1)
+        self.ys = ticks(y0, y1)
+        self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + 1
+        self.y0, self.y1 = min(y0, self.ys[0]), max(y1, self.ys[-1])
+        if self.y1 == self.y0:
+            self.y0, self.y1 = self.y0 - 0.5, self.y1 + 0.5
+
+    def x(self, value: float) -> float:
+        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers that span low to high."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    first = math.floor(low / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, math.ceil(high / step - 1e-9) + 1)]
+
+
+def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[str]) -> str:
+    head = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
+    for value in frame.ys:
+        y = frame.y(value)
+        head.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        head.append(_text(LEFT - 6, y + 4, f"{value:.4g}", 11, anchor="end"))
+    for value in frame.xs:
+        if frame.x0 <= value <= frame.x1:
+            head.append(_text(frame.x(value), HEIGHT - BOTTOM + 16, f"{value:.4g}", 11, anchor="middle"))
+    rows = math.ceil(len(legend) / 3)
+    return _svg([*head, *body, *_legend(legend, LEFT, HEIGHT - 2)], HEIGHT + 16 * rows)
+
+
+def _legend(names: Sequence[str], left: float, top: float) -> list[str]:
+    body = []
+    for number, name in enumerate(names):
+        x, y = left + number % 3 * 130, top + number // 3 * 16 + 8
+        look = f'stroke="{COLOURS[number % 8]}" stroke-width="3" stroke-dasharray="{DASHES[number % 8]}"'
+        body.append(f'<line x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}" {look}/>')
+        body.append(_text(x + 27, y, name, 11))
+    return body
+
+
+def _text(x: float, y: float, text: str, size: int, anchor: str = "start", weight: str = "400") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}">{escape(text)}</text>'
+
+
+def _svg(body: Sequence[str], height: float) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" xmlns="http://www.w3.org/2000/svg">{"".join(body)}</svg>'
