@@ -6,13 +6,16 @@ Series differ in colour (Okabe and Ito's, which colour-blind readers can tell ap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "4 4", "1 3", "10 4", "3 1")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 240, 58, 12, 30, 34
+LEGEND_COLUMNS = 2
 Points = Sequence[tuple[float, float]]
+Mark = Callable[[int, float, float], str]
+"""(number of a series, x, y) -> its mark in the legend."""
 
 
 def lines(title: str, series: Mapping[str, Points], unit: str = "", zero: bool = False) -> str:
@@ -32,10 +35,9 @@ def lines(title: str, series: Mapping[str, Points], unit: str = "", zero: bool =
             f'<polyline points="{path}" fill="none" stroke-width="1.6" {look}><title>{escape(name)}</title></polyline>'
         )
         if len(points) == 1:
-            body.append(
-                f'<circle cx="{frame.x(points[0][0]):.1f}" cy="{frame.y(points[0][1]):.1f}" r="3" fill="{COLOURS[number % 8]}"/>'
-            )
-    return _figure(title, unit, frame, body, list(drawn) if len(drawn) > 1 else [])
+            [(x, y)] = points
+            body.append(f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{COLOURS[number % 8]}"/>')
+    return _figure(title, unit, frame, body, list(drawn) if len(drawn) > 1 else [], _line_mark)
 
 
 def areas(title: str, series: Mapping[str, Points], unit: str = "") -> str:
@@ -56,7 +58,7 @@ def areas(title: str, series: Mapping[str, Points], unit: str = "") -> str:
         back = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(reversed(steps), reversed(low), strict=True)]
         look = f'fill="{COLOURS[number % 8]}" fill-opacity="0.75" stroke="#fff" stroke-width="0.6"'
         body.append(f'<polygon points="{" ".join(there + back)}" {look}><title>{escape(name)}</title></polygon>')
-    return _figure(title, unit, frame, body, [name for name, _, _ in layers])
+    return _figure(title, unit, frame, body, [name for name, _, _ in layers], _area_mark)
 
 
 def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
@@ -76,20 +78,19 @@ def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "") ->
             colour = COLOURS[parts.index(part) % 8]
             width = value * scale
             tip = escape(f"{name} {part}: {value:.4g} {unit}")
-            body.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="18" fill="{colour}" stroke="#fff"><title>{tip}</title></rect>'
-            )
+            look = f'height="18" fill="{colour}" stroke="#fff"'
+            body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" {look}><title>{tip}</title></rect>')
             x += width
         body.append(_text(x + 4, y + 14, f"{sum(row.values()):.3g}", 11))
-    body += _legend(parts, left, legend_y)
-    return _svg(body, legend_y + 16)
+    body += _legend(parts, left, legend_y, _area_mark)
+    return _svg(body, legend_y + 16 * math.ceil(len(parts) / LEGEND_COLUMNS))
 
 
 class _Frame:
     """From values to pixels."""
 
     def __init__(self, x0: float, x1: float, y0: float, y1: float) -> None:
-        self.xs = ticks(x0, x1)
+        self.xs = [value for value in ticks(x0, x1) if value == int(value)]  # steps are whole
         self.ys = ticks(y0, y1)
         self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + 1
         self.y0, self.y1 = min(y0, self.ys[0]), max(y1, self.ys[-1])
@@ -114,7 +115,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, math.ceil(high / step - 1e-9) + 1)]
 
 
-def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[str]) -> str:
+def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[str], mark: Mark) -> str:
     head = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
     for value in frame.ys:
         y = frame.y(value)
@@ -123,22 +124,30 @@ def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[
     for value in frame.xs:
         if frame.x0 <= value <= frame.x1:
             head.append(_text(frame.x(value), HEIGHT - BOTTOM + 16, f"{value:.4g}", 11, anchor="middle"))
-    rows = math.ceil(len(legend) / 3)
-    return _svg([*head, *body, *_legend(legend, LEFT, HEIGHT - 2)], HEIGHT + 16 * rows)
+    rows = math.ceil(len(legend) / LEGEND_COLUMNS)
+    return _svg([*head, *body, *_legend(legend, LEFT, HEIGHT - 6, mark)], HEIGHT + 16 * rows)
 
 
-def _legend(names: Sequence[str], left: float, top: float) -> list[str]:
+def _legend(names: Sequence[str], left: float, top: float, mark: Mark) -> list[str]:
     body = []
     for number, name in enumerate(names):
-        x, y = left + number % 3 * 130, top + number // 3 * 16 + 8
-        look = f'stroke="{COLOURS[number % 8]}" stroke-width="3" stroke-dasharray="{DASHES[number % 8]}"'
-        body.append(f'<line x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}" {look}/>')
-        body.append(_text(x + 27, y, name, 11))
+        x, y = left + number % LEGEND_COLUMNS * 190, top + number // LEGEND_COLUMNS * 16 + 8
+        body += [mark(number, x, y), _text(x + 27, y, name, 11)]
     return body
 
 
+def _line_mark(number: int, x: float, y: float) -> str:
+    look = f'stroke="{COLOURS[number % 8]}" stroke-width="2.5" stroke-dasharray="{DASHES[number % 8]}"'
+    return f'<line x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}" {look}/>'
+
+
+def _area_mark(number: int, x: float, y: float) -> str:
+    return f'<rect x="{x + 6}" y="{y - 9}" width="11" height="11" fill="{COLOURS[number % 8]}"/>'
+
+
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start", weight: str = "400") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}">{escape(text)}</text>'
+    look = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(text)}</text>'
 
 
 def _svg(body: Sequence[str], height: float) -> str:

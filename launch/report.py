@@ -27,7 +27,7 @@ h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 8p
 .charts svg { width: 100%; border: 1px solid #e2e2e2; border-radius: 4px; background: #fff; font-family: inherit; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; } .wide { overflow-x: auto; }
 th, td { text-align: left; vertical-align: top; padding: 5px 9px; border-bottom: 1px solid #e6e6e6; }
-th { background: #f4f4f4; position: sticky; top: 0; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
+th { background: #f4f4f4; position: sticky; top: 0; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 12px/1.4 ui-monospace, monospace; max-width: 460px; }
 .status-failed { color: #b00020; } details { margin-top: 10px; } summary { cursor: pointer; }
 @media print { .charts { grid-template-columns: 1fr 1fr; } svg, tr { break-inside: avoid; } }
@@ -161,7 +161,8 @@ def _samples(folder: Path) -> str:
             f"<td>{escape(str(row['problem'] or row['stop']))}</td>",
         ]
         body.append(f"<tr>{''.join(cells)}</tr>")
-    heads = "".join(f"<th>{name}</th>" for name in head)
+    numbers = ("step", "reward", "advantage", "log-prob gap", "tokens")
+    heads = "".join(f"<th{' class=n' if name in numbers else ''}>{name}</th>" for name in head)
     note = f"<p>The newest {SAMPLES} of {len(rows)}.</p>" if len(rows) > SAMPLES else ""
     return f'{note}<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
