@@ -26,12 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from tandem.platform.config import ConfigError
+    from tandem.workers.calls import is_the_users
 
     to = [argument.removeprefix("to=") for argument in arguments if argument.startswith("to=")]
     try:
         metrics = evaluate([argument for argument in arguments if not argument.startswith("to=")])
-    except (ConfigError, ValueError) as error:
+    except ValueError as error:
+        if not is_the_users(error):
+            raise
         print(f"cannot evaluate: {error}", file=sys.stderr)
         return 2
     for name, value in metrics.items():

@@ -218,4 +218,4 @@ def test_the_yaml_files_set_only_what_is_declared() -> None:
 def test_keys_of_the_schema() -> None:
     keys = setting_keys()
     assert list(keys) == [key for key, _, _ in settings(Config())]
-    assert [key for key, free in keys.items() if free] == ["reward.functions"]
+    assert [key for key, free in keys.items() if free] == ["data.eval_sets", "reward.functions"]

@@ -50,7 +50,7 @@ def test_a_step_is_on_disk_at_once(tmp_path: Path) -> None:
 def test_summary_of_a_run(tmp_path: Path) -> None:
     started = time.time() - 100
     recorder = Recorder(tmp_path, started)
-    recorder.first_evaluation({"eval/addition/greedy": 0.25})
+    recorder.first_evaluation({"step": 0.0, "eval/addition/greedy": 0.25})
     recorder.step(1, {"step": 1.0, "memory/actor/peak_bytes": 900.0, "memory/actor/weights_bytes": 9999.0}, started + 20)
     measured = {"step": 2.0, "memory/actor/peak_bytes": 400.0, "memory/critic/peak_bytes": 7.0, "eval/addition/greedy": 0.5}
     recorder.step(2, measured, started + 30)
@@ -78,9 +78,31 @@ def test_summary_of_a_run_that_failed_before_its_first_step(tmp_path: Path) -> N
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
+def test_a_run_that_goes_on_has_every_step_once(tmp_path: Path) -> None:
+    """Later steps were not saved, and the last line was cut off by the end of the process."""
+    first = Recorder(tmp_path, time.time())
+    first.first_evaluation({"step": 0.0, "eval/held/greedy": 0.25})
+    for step in (1, 2, 3):
+        first.step(step, {"step": float(step), "loss": math.nan, "memory/actor/peak_bytes": 10.0 * step}, time.time())
+    first.close("interrupted")
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    given: list[dict[str, float | int | None]] = []
+    again = Recorder(tmp_path, time.time(), resumed_after=2, on_record=given.append)
+    again.step(3, {"step": 3.0}, time.time())
+    again.close("finished")
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert lines(tmp_path / "metrics.jsonl")[1]["loss"] is None
+    assert given == [{"step": 3}]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["steps"], summary["resumed_after"]) == (3, 2)
+    assert summary["eval_first"] == {"step": 0, "eval/held/greedy": 0.25}
+    assert summary["peak_memory_bytes"] == {"actor": 20}
+
+
 def test_no_evaluation_leaves_no_step_zero(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, time.time())
-    recorder.first_evaluation({})
+    recorder.first_evaluation({"step": 0.0})
     recorder.close("finished")
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
@@ -101,6 +123,7 @@ def test_samples_as_a_person_reads_them(tmp_path: Path) -> None:
         "parts": {"exact_match": 1.0},
         "problem": None,
         "advantage": 0.5,
+        "logprob_gap": 0.0,
         "stop": "length",
         "response_tokens": 2,
         "policy_version": 3,

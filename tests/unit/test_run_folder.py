@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.launch.resume import checkpoints_of
 from tandem.launch.run import make_folder
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.records import Recorder
@@ -17,19 +18,23 @@ def config(folder: Path) -> Config:
     return result
 
 
+def folder_of(settings: Config) -> Path:
+    return make_folder(settings, 0.0, checkpoints_of(settings), None)
+
+
 def test_a_run_that_measured_something_or_goes_on_keeps_its_folder(tmp_path: Path) -> None:
-    recorder = Recorder(make_folder(config(tmp_path), 0.0), 0.0)
+    recorder = Recorder(folder_of(config(tmp_path)), 0.0)
     with pytest.raises(ConfigError, match="holds a run already"):
-        make_folder(config(tmp_path), 0.0)
-    recorder.first_evaluation({"eval/held/greedy": 0.5})
+        folder_of(config(tmp_path))
+    recorder.first_evaluation({"step": 0.0, "eval/held/greedy": 0.5})
     recorder.close("failed", "why")
     with pytest.raises(ConfigError, match="holds a run already"):
-        make_folder(config(tmp_path), 0.0)
+        folder_of(config(tmp_path))
 
 
 def test_a_run_that_failed_before_it_measured_anything_may_be_tried_again(tmp_path: Path) -> None:
-    Recorder(make_folder(config(tmp_path), 0.0), 0.0).close("failed", "data.train: no such file")
-    again = make_folder(config(tmp_path), 0.0)
+    Recorder(folder_of(config(tmp_path)), 0.0).close("failed", "data.train: no such file")
+    again = folder_of(config(tmp_path))
     assert again == tmp_path / "a"
     assert not (again / "summary.json").exists()
 
@@ -37,4 +42,4 @@ def test_a_run_that_failed_before_it_measured_anything_may_be_tried_again(tmp_pa
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"run\.dir=.*file: the run's folder cannot be written"):
-        make_folder(config(tmp_path / "file"), 0.0)
+        folder_of(config(tmp_path / "file"))
