@@ -26,7 +26,8 @@ Trains a language model with reinforcement learning on a Ray cluster.
   --settings                        list every setting with its default and meaning
   --help                            this text
 
-Records go to outputs/<run.name>/: metrics.jsonl, summary.json, config.yaml, versions.json, samples/."""
+Records go to outputs/<run.name>/: metrics.jsonl, summary.json, report.html, checkpoints/, samples/, config.yaml.
+Started again with its run.name, a run goes on from its newest checkpoint."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
     from tandem.launch.compose import compose
     from tandem.platform.config import ConfigError
+    from tandem.platform.redact import redacted
 
     try:
         unknown = [argument for argument in arguments if argument.startswith("-") and "=" not in argument]
@@ -56,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         from tandem.platform.validate import validate
 
         for warning in validate(config, given):
-            print(f"warning: {warning}", file=sys.stderr)
+            print(f"warning: {redacted(warning)}", file=sys.stderr)
         if config.dry_run:
             from tandem.launch.dry_run import dry_run
 
@@ -66,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return run(config, started_at)
     except ConfigError as error:
-        print(f"configuration error: {error}", file=sys.stderr)
+        print(f"configuration error: {redacted(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

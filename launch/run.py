@@ -145,6 +145,8 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
         try:
             if found:
                 display.phase("resume")
+                if found.step >= steps:
+                    display.note(f"nothing is left to do: the checkpoint is of step {found.step}, run.steps={steps}")
                 restore(found, driver, roles)
             driver.run()
         except WorkerFailed as error:

@@ -35,6 +35,8 @@ def connected(
     common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": "ERROR"}
     if config.address is None:
         cpus = config.num_cpus or usable_cpus()
+        # Ray's head would keep a record of every call, for a dashboard that a private cluster does not have.
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # Without "local" Ray would join whatever cluster an address file or RAY_ADDRESS names.
         ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, **common)
     else:

@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tandem.launch.checkpoints import Checkpoints
+
 pytestmark = pytest.mark.slow
 
 BOUND_S = 60
@@ -37,6 +39,7 @@ class Outcome:
     seconds: float  # from the last attack to the end of the process
     steps: list[dict[str, float]]
     orphans: list[str]
+    checkpoint: int | None  # step of the newest whole one
 
 
 def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *more: str, steps: int = 3) -> Outcome:
@@ -44,7 +47,13 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
     overrides = [
         *("algo=ppo", "algo.kl_loss_coef=0.01", f"model.path={path}", f"run.dir={folder}", "run.name=r"),
         *(f"run.steps={steps}", "data.prompts_per_step=4", "rollout.samples_per_prompt=2"),
-        *("rollout.max_response_tokens=4", "task.eval_size=4", "eval.before_training=false", "eval.every=0"),
+        *(
+            "rollout.max_response_tokens=4",
+            "task.eval_size=4",
+            "eval.before_training=false",
+            "eval.every=0",
+            "checkpoint.every=1",
+        ),
         *("cluster.num_cpus=2", "cluster.call_timeout_s=40", *more),
     ]
     keys = ("role", "phase", "step", "how")
@@ -72,6 +81,7 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
         ended - hurt[-1],
         [json.loads(line) for line in lines],
         [child.name() for child in alive],
+        found.step if (found := Checkpoints(str(folder / "r" / "checkpoints"), keep=1).find("auto", print)) else None,
     )
 
 
@@ -100,6 +110,7 @@ def check_ended(outcome: Outcome, who: str, done: int = 1) -> None:
     assert outcome.error.startswith(f"WorkerFailed: step {done + 1}, phase "), outcome.error
     assert f"{who} on node" in outcome.error
     assert len(outcome.steps) == done
+    assert outcome.checkpoint == (done or None)  # the last one is whole
 
 
 def check_went_on(outcome: Outcome, steps: int) -> None:

@@ -83,7 +83,7 @@ def test_ppo_leaves_its_records(repo: Path, cache: str, tmp_path: Path) -> None:
     assert "adv_estimator: gae" in (tmp_path / "a" / "config.yaml").read_text()
     [row, *_] = (tmp_path / "a" / "samples" / "step-000001.jsonl").read_text().splitlines()
     assert {"prompt", "response", "reward", "advantage"} <= set(json.loads(row))
-    again = run(repo, cache, "run.steps=1", "run.name=a", f"run.dir={tmp_path}")
+    again = run(repo, cache, "run.steps=1", "run.name=a", f"run.dir={tmp_path}", "checkpoint.resume=never")
     assert again.returncode == 2
     assert "holds a run already" in again.stderr
 

@@ -151,6 +151,32 @@ def test_which_steps_are_saved(
     assert saved(tmp_path) == expected
 
 
+def test_checkpoints_in_an_object_store(tiny_path: str, tmp_path: Path) -> None:
+    """fsspec's store in memory, which like S3 has no folders and no renaming."""
+    store = f"checkpoint.dir=memory://{tmp_path.name}"
+    assert train(tiny_path, tmp_path / "a", *KINDS["grpo"], "run.steps=4") == 0
+    assert train(tiny_path, tmp_path / "b", *KINDS["grpo"], "run.steps=2", store) == 0
+    assert train(tiny_path, tmp_path / "b", *KINDS["grpo"], "run.steps=4", store) == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    assert not (tmp_path / "b" / "r" / "checkpoints").exists()
+
+
+def test_a_secret_is_nowhere(tiny_path: str, tmp_path: Path, repo: Path) -> None:
+    """Planted in the environment, in a tag, and in an address that cannot be reached."""
+    secret = "planted0secret0value"
+    own = ["algo=grpo", f"model.path={tiny_path}", "run.steps=1", f"run.dir={tmp_path}", f"tracking.tags=[{secret}]"]
+    command = [sys.executable, "launch/main.py", *SMALL, *own]
+    for more in ([], [f"reward.function=/{secret}/missing.py:score", "run.name=other"]):
+        done = subprocess.run(
+            [*command, *more], cwd=repo, capture_output=True, text=True, env={**os.environ, "MY_SERVICE_PASSWORD": secret}
+        )
+        assert done.returncode == (1 if more else 0)
+        assert secret not in done.stdout + done.stderr
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
 def test_nothing_is_left_to_do(tiny_path: str, tmp_path: Path) -> None:
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
     before = records(tmp_path)

@@ -254,3 +254,15 @@ def test_a_policy_that_never_learns_is_warned_of() -> None:
 def test_did_you_mean() -> None:
     assert did_you_mean("exact_mach", ["boxed", "exact_match"]) == ". Did you mean exact_match?"
     assert did_you_mean("zzz", ["boxed"]) == ""
+
+
+def test_trackers_and_the_best_checkpoints() -> None:
+    bad = config(
+        tracking__sinks=["wandbb", "mlflow", "mlflow"], checkpoint__keep_best=1, checkpoint__every=10, eval__every=4
+    )
+    with pytest.raises(ConfigError) as caught:
+        validate(bad)
+    text = str(caught.value)
+    assert "tracking.sinks: wandbb is not one of tensorboard, wandb, mlflow. Did you mean wandb?" in text
+    assert "each can be named once" in text
+    assert "checkpoint.every=10 and eval.every=4 steps they have none" in text
