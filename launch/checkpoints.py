@@ -20,6 +20,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +169,19 @@ class Checkpoints:
         return None
 
     def is_newest(self, found: Checkpoint | None) -> bool:
-        """Whether this is the newest whole checkpoint of the run."""
-        return found is not None and found.path == next(iter(self._whole()[-1:]), (None,))[0]
+        """Whether this is the newest whole checkpoint of the run, and of this run."""
+        if found is None or found.path not in self._folders():
+            return False
+        newest = self.find("auto", lambda text: None)
+        return newest is not None and newest.path == found.path
 
     def _whole(self) -> list[tuple[str, float | None]]:
-        """Path and score of every checkpoint with a manifest, oldest step first."""
-        paths = [path for path in self._folders() if self.fs.exists(f"{path}/{MANIFEST}")]
-        return [(path, json.loads(self.fs.cat_file(f"{path}/{MANIFEST}"))["score"]) for path in paths]
+        """Path and score of every checkpoint with a manifest that can be read, oldest step first."""
+        found = []
+        for path in self._folders():
+            with suppress(FileNotFoundError, ValueError):  # ValueError: cut off
+                found.append((path, json.loads(self.fs.cat_file(f"{path}/{MANIFEST}"))["score"]))
+        return found
 
     def _folders(self) -> list[str]:
         """Paths of what looks like a checkpoint, oldest step first."""
