@@ -34,7 +34,7 @@ from tandem.platform.protocols import Trained
 
 FORMAT = 1
 MANIFEST, DRIVER, FACTS = "manifest.json", "driver.json", "facts.json"
-NAME = re.compile(r"step-(\d{6,})$")
+NAME = re.compile(r"(?:^|/)step-(\d{6,})$")
 
 
 class CheckpointError(RuntimeError):
