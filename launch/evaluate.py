@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from tandem.platform.redact import redacted
     from tandem.workers.calls import is_the_users
 
     to = [argument.removeprefix("to=") for argument in arguments if argument.startswith("to=")]
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         if not is_the_users(error):
             raise
-        print(f"cannot evaluate: {error}", file=sys.stderr)
+        print(f"cannot evaluate: {redacted(str(error))}", file=sys.stderr)
         return 2
     for name, value in metrics.items():
         print(f"{name.removeprefix('eval/'):<40} {value:.4f}")

@@ -27,13 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     from tandem.launch.checkpoints import CheckpointError
     from tandem.platform.config import ConfigError
+    from tandem.platform.redact import redacted
 
     try:
         asked = parse(arguments)
         to = Path(asked["to"])
         step = export(asked["checkpoint"], to, asked["dtype"] or None, asked["trust_remote_code"].lower() == "true")
     except (ConfigError, CheckpointError) as error:
-        print(f"cannot export: {error}", file=sys.stderr)
+        print(f"cannot export: {redacted(str(error))}", file=sys.stderr)
         return 2
     print(f"the policy after step {step} is in {to}")
     return 0
