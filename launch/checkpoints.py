@@ -168,6 +168,10 @@ class Checkpoints:
             raise ConfigError("; ".join(broken) + ". Set checkpoint.resume=never with another run.name to begin anew")
         return None
 
+    def has_any(self) -> bool:
+        """Whether there is anything of a checkpoint, whole or not."""
+        return bool(self._folders())
+
     def is_newest(self, found: Checkpoint | None) -> bool:
         """Whether this is the newest whole checkpoint of the run, and of this run."""
         if found is None or found.path not in self._folders():

@@ -184,6 +184,11 @@ def make_folder(config: Config, started_at: float, checkpoints: Checkpoints, fou
         ConfigError: it holds a run already, and this one does not go on from its newest checkpoint.
     """
     folder = Path(config.run.dir) / str(config.run.name)
+    if config.checkpoint.dir is not None and checkpoints.has_any() and not checkpoints.is_newest(found):
+        raise ConfigError(
+            f"{checkpoints.root} holds checkpoints of a run of this name, and with checkpoint.resume="
+            f"{config.checkpoint.resume} this one does not go on from the newest. Set another run.name"
+        )
     if (folder / "metrics.jsonl").exists() and not _never_began(folder) and not checkpoints.is_newest(found):
         if found is None:
             raise ConfigError(
