@@ -86,7 +86,8 @@ class Driver:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state`; before `run`."""
         self.number, self.version, self.critic_ready = state["step"], state["version"], state["critic_ready"]
-        self.kl_controller.coef = state["kl_coef"]
+        if self.config.algo.kl_target is not None and state["kl_coef"] > 0:  # else it is what the settings say
+            self.kl_controller.coef = state["kl_coef"]
         self.collector.restore(state)
 
     def run(self) -> None:
