@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -75,8 +76,8 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
     dtype = dtype or str(checkpoint.settings["model.dtype"])
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype}: expected {' or '.join(DTYPES)}")
-    if to.exists() and any(to.iterdir()):
-        raise ConfigError(f"to={to} is not empty. Give another folder")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"to={to} is not empty, or no folder. Give another")
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.copy_model(Path(folder))
@@ -92,9 +93,8 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
             raise CheckpointError(f"{checkpoint.path} lacks {len(own)} of the model's tensors, {min(own)} first")
         model.save_pretrained(to)
         # As they were: loading and saving a tokenizer may change it.
-        for file in Path(folder).iterdir():
-            if file.name != "config.json":
-                (to / file.name).write_bytes(file.read_bytes())
+        (Path(folder) / "config.json").unlink()
+        shutil.copytree(folder, to, dirs_exist_ok=True)  # several chat templates are a folder
     again = dict(AutoModelForCausalLM.from_pretrained(to, **options).named_parameters())
     different = [name for name, tensor in model.named_parameters() if not tensor.equal(again[name])]
     if different:
