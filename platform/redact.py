@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SECRET_NAMES = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)", re.IGNORECASE)
+SECRET_NAMES = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|_(KEY|PASS)$)", re.IGNORECASE
+)
 SHORTEST = 8  # characters: shorter values are too likely to be something else
 HIDDEN = "***"
 
