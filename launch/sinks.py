@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.platform.redact import redacted
+
 QUEUE = 1000  # records a tracker may be behind
 CLOSE_S = 20.0  # seconds all trackers together get to finish in
 
@@ -33,11 +35,11 @@ class Sink:
         self.name, self._log, self._note = name, log, note
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUE)
         self._given_up = False
-        with log.open("w") as file:
-            # In a session of its own, Ctrl-C in the terminal is not its business.
-            self._process = subprocess.Popen(
-                list(command), stdin=subprocess.PIPE, stdout=file, stderr=file, text=True, start_new_session=True
-            )
+        # In a session of its own, Ctrl-C in the terminal is not its business.
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = subprocess.Popen(list(command), **pipes, text=True, errors="replace", start_new_session=True)
+        self._writer = threading.Thread(target=self._write_log, name=f"log of sink {name}", daemon=True)
+        self._writer.start()
         self._feeder = threading.Thread(target=self._feed, name=f"sink {name}", daemon=True)
         self._feeder.start()
         self.send(facts)
@@ -77,11 +79,19 @@ class Sink:
         except OSError:
             pass  # its end is noticed by who sends next
 
+    def _write_log(self) -> None:
+        assert self._process.stdout is not None
+        with self._log.open("w") as file:
+            for line in self._process.stdout:
+                file.write(redacted(line))
+                file.flush()
+
     def _give_up(self, why: str) -> None:
         self._given_up = True
         self._note(f"warning: tracking.sinks: {self.name} {why}; the run goes on without it (its log: {self._log})")
 
     def _last_words(self) -> str:
+        self._writer.join(1.0)
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
