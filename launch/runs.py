@@ -87,10 +87,10 @@ def read(folder: Path) -> dict[str, Any]:
 def records(folder: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`; the run may just be writing the last one."""
     path, lines = folder / "metrics.jsonl", []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             lines.append(dict(json.loads(line)))
-        except ValueError:
+        except (TypeError, ValueError):
             continue
     return lines
 
@@ -167,7 +167,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 def _json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
+    except (OSError, TypeError, ValueError):
         return {}
 
 
