@@ -84,8 +84,8 @@ class Checkpoint:
         content: bytes = self.fs.cat_file(f"{self.path}/{name}")
         if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
             raise CheckpointError(
-                f"{self.path}/{name}: its {len(content)} bytes are not the {expected['bytes']} bytes that were written. "
-                "Set checkpoint.resume to the path of another checkpoint"
+                f"{self.path}/{name} is not what was written: its content has changed. Remove {self.path} to go on from "
+                "the checkpoint before"
             )
         return content
 
@@ -124,6 +124,8 @@ class Checkpoints:
         draft = f"{self.root}/.{uuid.uuid4().hex[:8]}.part" if self._is_local else place
         try:
             self._clear_drafts()
+            if not self._is_local and self.fs.exists(f"{place}/{MANIFEST}"):
+                self.fs.rm_file(f"{place}/{MANIFEST}")  # from here on it is not whole
             files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
             manifest = {"format": FORMAT, "step": step, "score": score, "settings": dict(settings), "files": files}
             self._write(f"{draft}/{MANIFEST}", _json(manifest))
@@ -133,6 +135,7 @@ class Checkpoints:
                     os.rename(place, f"{draft}.old.part")
                 os.rename(draft, place)
                 _sync(self.root)
+                self._clear_drafts()
         except OSError as error:
             if self._is_local:
                 self._remove(draft)
@@ -140,7 +143,7 @@ class Checkpoints:
                 f"checkpoint of step {step}: {self.root} cannot be written: {error}. The checkpoints there are as they "
                 "were. Make room or set checkpoint.dir, and start the run again: it goes on from the newest"
             ) from error
-        self._retire()
+        self._retire(step)
         return place
 
     def find(self, resume: str, note: Callable[[str], None]) -> Checkpoint | None:
@@ -168,6 +171,21 @@ class Checkpoints:
             raise ConfigError("; ".join(broken) + ". Set checkpoint.resume=never with another run.name to begin anew")
         return None
 
+    def check_writable(self) -> None:
+        """Refuses a place that cannot be written, before a step is trained.
+
+        Raises:
+            ConfigError: why not.
+        """
+        probe = f"{self.root}/.{uuid.uuid4().hex[:8]}.part/probe"
+        try:
+            self._write(probe, b"")
+            self.fs.rm(probe.rpartition("/")[0], recursive=True)
+        except Exception as error:  # every kind of storage has errors of its own
+            raise ConfigError(
+                f"{self.root}: checkpoints cannot be written there: {error}. Set checkpoint.dir to a place that can"
+            ) from error
+
     def has_any(self) -> bool:
         """Whether there is anything of a checkpoint, whole or not."""
         return bool(self._folders())
@@ -193,12 +211,13 @@ class Checkpoints:
         if not self.fs.exists(self.root):
             return []
         paths = [str(path).rstrip("/") for path in self.fs.ls(self.root, detail=False)]
-        found = [(int(match[1]), path) for path in paths if (match := NAME.search(path))]
-        return [path for _, path in sorted(found)]
+        return sorted((path for path in paths if NAME.search(path)), key=_step_of)
 
-    def _retire(self) -> None:
-        """Removes what is not to be kept, manifests first: what is half removed counts as nothing."""
-        whole = self._whole()
+    def _retire(self, step: int) -> None:
+        """Removes what is not to be kept, manifests first: what is half removed counts as nothing. Of steps after this one,
+        which was saved last, there are damaged ones only: they count for nothing, and are written again.
+        """
+        whole = [(path, score) for path, score in self._whole() if _step_of(path) <= step]
         scored = sorted(((path, score) for path, score in whole if score is not None), key=lambda pair: -pair[1])
         kept = {path for path, _ in [*whole[-self.keep :], *scored[: self.keep_best]]}
         for path, _ in whole:
@@ -234,6 +253,12 @@ class Checkpoints:
     def _sync_folders(self, draft: str) -> None:
         for folder, _, _ in os.walk(draft):
             _sync(folder)
+
+
+def _step_of(path: str) -> int:
+    match = NAME.search(path)
+    assert match is not None, f"{path} is no checkpoint"
+    return int(match[1])
 
 
 def open_newest(path: str) -> Checkpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,9 @@ def _samples(folder: Path) -> str:
     """A table of the newest samples."""
     rows: list[tuple[int, dict[str, Any]]] = []
     for path in sorted((folder / "samples").glob("step-*.jsonl"), reverse=True):
-        rows += [(int(path.stem.rpartition("-")[2]), json.loads(line)) for line in path.read_text().splitlines()]
+        for line in path.read_text(errors="replace").splitlines():
+            with suppress(ValueError):  # the run may just be writing it
+                rows.append((int(path.stem.rpartition("-")[2]), json.loads(line)))
     if not rows:
         return "<p>None were kept (tracking.samples_every).</p>"
     head = ("step", "prompt", "response", "answer", "reward", "parts", "advantage", "log-prob gap", "tokens", "stop")

@@ -13,9 +13,8 @@ from tandem.platform.protocols import Roles
 from tandem.workers.models import save_description
 
 FIXED = (
-    *("run.seed", "data.train", "data.seed", "data.shuffle", "data.prompts_per_step", "data.max_prompt_tokens"),
-    *("data.overlong_prompt", "task.", "model.path", "model.tiny.", "model.warmstart.", "critic.path", "critic.head"),
-    *("rollout.samples_per_prompt", "rollout.seed"),
+    *("run.seed", "data.seed", "data.shuffle", "data.prompts_per_step", "rollout.samples_per_prompt", "rollout.seed"),
+    *("model.path", "model.tiny.", "model.warmstart.", "critic.path", "critic.head"),
 )
 """Settings (or, with a dot, all below) that say what the saved state is of: which prompts come next, which model it is."""
 OWN = ("run.name", "run.dir", "run.steps", "run.epochs", "checkpoint.", "tracking.", "dry_run", "cluster.")
@@ -25,7 +24,10 @@ OWN = ("run.name", "run.dir", "run.steps", "run.epochs", "checkpoint.", "trackin
 def checkpoints_of(config: Config) -> Checkpoints:
     """The checkpoints of the run: in its folder, or in a folder of its name below `checkpoint.dir`."""
     own = f"{config.run.dir}/{config.run.name}/checkpoints"
-    url = own if config.checkpoint.dir is None else f"{config.checkpoint.dir.rstrip('/')}/{config.run.name}"
+    place = config.checkpoint.dir
+    if place is not None and not place.endswith("://"):
+        place = place.rstrip("/") + "/"
+    url = own if place is None else f"{place}{config.run.name}"
     return Checkpoints(url, config.checkpoint.keep, config.checkpoint.keep_best)
 
 
@@ -63,14 +65,15 @@ def restore(checkpoint: Checkpoint, driver: Driver, roles: Roles) -> None:
     """Puts loop and roles where the checkpoint left them.
 
     Raises:
-        ConfigError: the data has another number of rows. StateError: the model is another one. CheckpointError: a file is
+        ConfigError: the data has changed. StateError: the model is another one. CheckpointError: a file is
         not what was written.
     """
     state = checkpoint.driver()
-    if state["rows"] != len(driver.source.rows):
+    if state["data"] != driver.source.digest:
         raise ConfigError(
-            f"{checkpoint.path} was written over {state['rows']} training prompts, now it is {len(driver.source.rows)}: it "
-            "could not go on where it was. Bring the data back, or set checkpoint.resume=never with another run.name"
+            f"{checkpoint.path} was written over {state['rows']} training prompts that are not the "
+            f"{len(driver.source.rows)} of now, or stood in another order: it could not go on where it was. Bring the data "
+            "back, or set checkpoint.resume=never with another run.name"
         )
     for name, role in roles.trained().items():
         role.load_state(checkpoint.parts(name), checkpoint.facts(name))

@@ -29,7 +29,7 @@ from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver, StepResult
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles
-from tandem.platform.records import Recorder, sample_rows, write_json
+from tandem.platform.records import Recorder, sample_rows, write_json, write_text
 from tandem.platform.redact import redacted
 from tandem.platform.spans import Spans
 from tandem.workers.calls import WorkerFailed, is_the_users
@@ -71,6 +71,7 @@ def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpo
     """The records of the run in its folder, continued where it goes on from a checkpoint, and its trackers."""
     display = make_display(config.tracking)
     facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
+    facts["resumed_after"] = found.step if found else None
     sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
     return Outputs(Recorder(folder, started_at, found.step if found else None, sinks.record), display, sinks)
 
@@ -202,11 +203,12 @@ def make_folder(config: Config, started_at: float, checkpoints: Checkpoints, fou
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(redacted(_as_yaml(config)))
+        write_text(folder / "config.yaml", redacted(_as_yaml(config)))
         write_json(folder / "versions.json", versions())
         write_json(folder / "run.json", about(config, started_at))
     except OSError as error:
         raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
+    checkpoints.check_writable()
     return folder
 
 

@@ -97,12 +97,17 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def listing(folder: Path, wanted: Mapping[str, str]) -> str:
     """A table of the runs of a folder, newest last; only those with the wanted texts in their fields."""
-    runs = [read(path.parent) for path in folder.glob("*/config.yaml")]
+    runs, left_out = [], []
+    for path in folder.glob("*/config.yaml"):
+        try:
+            runs.append(read(path.parent))
+        except Exception as error:  # a folder of something else
+            left_out.append(f"{path.parent.name} is left out: {type(error).__name__}: {error}")
     chosen = [run for run in runs if all(text in str(run[field]) for field, text in wanted.items())]
     if not chosen:
         return f"no runs in {folder}" + (" with " + ", ".join(f"{k}={v}" for k, v in wanted.items()) if wanted else "")
     rows = [[_cell(column, run[column]) for column in COLUMNS] for run in sorted(chosen, key=lambda run: str(run["when"]))]
-    return _table([list(COLUMNS), *rows])
+    return "\n".join([_table([list(COLUMNS), *rows]), *left_out])
 
 
 def show(run: Mapping[str, Any]) -> str:

@@ -30,7 +30,9 @@ class TensorBoard:
     def __init__(self, facts: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(os.path.join(facts["folder"], "tracking", "tensorboard"))
+        after = facts.get("resumed_after")  # what it says of later steps is done again
+        folder = os.path.join(facts["folder"], "tracking", "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=None if after is None else after + 1)
         for name in ("config", "versions"):
             self._writer.add_text(name, "\n".join(f"    {key}: {value}" for key, value in facts[name].items()))
 

@@ -92,7 +92,10 @@ class Sink:
 
     def _last_words(self) -> str:
         self._writer.join(1.0)
-        lines = self._log.read_text(errors="replace").strip().splitlines()
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
         return lines[-1] if lines else "it said nothing"
 
 
@@ -100,11 +103,15 @@ class Sinks:
     """All trackers of a run."""
 
     def __init__(self, names: Sequence[str], facts: Mapping[str, Any], folder: Path, note: Callable[[str], None]) -> None:
-        logs = folder / "tracking"
-        if names:
-            logs.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "tandem.launch.sink_process"]
-        self._sinks = [Sink(name, [*command, name], facts, logs / f"{name}.log", note) for name in names]
+        self._sinks = []
+        for name in names:
+            log = folder / "tracking" / f"{name}.log"
+            try:
+                log.parent.mkdir(exist_ok=True)
+                self._sinks.append(Sink(name, [*command, name], facts, log, note))
+            except OSError as error:
+                note(f"warning: tracking.sinks: {name} cannot be started: {error}; the run goes on without it")
 
     def record(self, record: Mapping[str, float | int | None]) -> None:
         """A line of `metrics.jsonl`."""

@@ -80,6 +80,7 @@ class Driver:
             "critic_ready": self.critic_ready,
             "kl_coef": self.kl_controller.coef,
             "rows": len(self.source.rows),
+            "data": self.source.digest,
             **self.collector.state(),
         }
 
@@ -92,6 +93,8 @@ class Driver:
 
     def run(self) -> None:
         """The whole training, with the evaluations around and inside it."""
+        if self.number > 0 and self.number >= self.steps:
+            return
         self._publish(verify=True)
         if self.config.eval.before_training:
             self.on_eval({"step": float(self.number), **self._evaluate()})

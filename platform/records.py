@@ -81,6 +81,7 @@ class Recorder:
             kept = records_until(before, resumed_after)
             for record in kept:
                 self._note(record)
+                self._last = record if "reward/mean" in record else self._last
             write_text(before, "".join(json.dumps(plain(record)) + "\n" for record in kept))
         self._metrics = before.open("a", buffering=1)
 

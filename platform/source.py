@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tandem.platform.batch import Prompt
 from tandem.platform.data import DataOrder
@@ -24,6 +26,14 @@ class PromptSource:
 
     rows: Sequence[EncodedRow]
     order: DataOrder
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with any prompt, any answer, and their order."""
+        hasher = hashlib.sha256()
+        for row in self.rows:
+            hasher.update(f"{row.ids} {row.row.answer!r}\n".encode())
+        return hasher.hexdigest()
 
     def prompt_of_group(self, group_id: int) -> Prompt:
         """The prompt of one group of the stream."""

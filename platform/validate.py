@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 
@@ -137,6 +138,12 @@ def _tracking(config: Config, algorithm: Algorithm, given: Collection[str]) -> I
         yield f"tracking.sinks={config.tracking.sinks}: each can be named once"
 
 
+def _name(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    name = config.run.name
+    if name is not None and (not re.fullmatch(r"[\w.+=@-]+", name) or not name.strip(".")):
+        yield f"run.name={name!r} is to be the name of a folder: letters, digits and . _ - + = @ only"
+
+
 def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     if (config.run.steps is None) == (config.run.epochs is None):
         both = f"run.steps={config.run.steps} steps and run.epochs={config.run.epochs} epochs"
@@ -228,6 +235,7 @@ _RELATIONS = (
     _estimator,
     _batch_sizes,
     _length,
+    _name,
     _checkpoints,
     _tracking,
     algo_problems,

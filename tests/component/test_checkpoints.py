@@ -134,6 +134,61 @@ def test_the_newest_whole_one_is_used(tmp_path: Path, victim: str, how: str) -> 
         store.find(str(tmp_path / "step-000002"), print)
 
 
+def test_a_damaged_newer_one_costs_no_whole_one(tmp_path: Path) -> None:
+    """Going on from 2 past a damaged 4: with keep=1, 3 is the newest whole one once it is written."""
+    for step in (2, 4):
+        save(Checkpoints(str(tmp_path), keep=2), step)
+    (tmp_path / "step-000004" / "driver.json").unlink()
+    store = Checkpoints(str(tmp_path), keep=1)
+    assert store.is_newest(store.find("auto", print))
+    save(store, 3)
+    assert check_whole(store) == 3
+    assert not (tmp_path / "step-000002").exists()
+    save(store, 4)
+    assert check_whole(store) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+
+def test_a_manifest_that_was_cut_off(tmp_path: Path) -> None:
+    store = Checkpoints(str(tmp_path), keep=2)
+    for step in (2, 4):
+        save(store, step)
+    path = tmp_path / "step-000004" / "manifest.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    notes: list[str] = []
+    found = store.find("auto", notes.append)
+    assert found is not None
+    assert found.step == 2
+    assert "manifest.json cannot be read" in notes[0]
+    assert store.is_newest(found)
+
+
+def test_what_a_person_has_put_there_stays(tmp_path: Path) -> None:
+    store = Checkpoints(str(tmp_path), keep=1)
+    save(store, 2)
+    (tmp_path / "step-000002").rename(tmp_path / "best-step-000002")
+    save(store, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best-step-000002", "step-000004"]
+
+
+def test_an_object_store_is_not_whole_while_a_step_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Checkpoints(f"memory://{uuid.uuid4().hex}", keep=2)
+    for step in (2, 4):
+        save(store, step)
+    write = store.fs.pipe_file
+
+    def die(path: str, content: bytes) -> None:
+        if "critic" in path:
+            raise KeyboardInterrupt
+        write(path, content)
+
+    monkeypatch.setattr(store.fs, "pipe_file", die)
+    with pytest.raises(KeyboardInterrupt):
+        save(store, 4)
+    monkeypatch.undo()
+    assert check_whole(store) == 2
+
+
 def test_none_is_whole(tmp_path: Path) -> None:
     """Beginning anew in silence would be worse."""
     store = Checkpoints(str(tmp_path), keep=3)
@@ -151,7 +206,7 @@ def test_content_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(content))
     found = store.find("auto", print)
     assert found is not None
-    with pytest.raises(CheckpointError, match=r"actor/00001\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"actor/00001\.safetensors is not what was written.*Remove"):
         list(found.parts("actor"))
 
 
@@ -195,6 +250,14 @@ def test_an_object_store_that_fails_leaves_no_whole_one(monkeypatch: pytest.Monk
     assert check_whole(store) == 2
     save(store, 4)
     assert steps(store) == [4]
+
+
+def test_a_place_that_cannot_be_written_is_told_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"checkpoints cannot be written there.*checkpoint\.dir"):
+        Checkpoints(str(tmp_path / "file"), keep=1).check_writable()
+    Checkpoints(str(tmp_path / "new"), keep=1).check_writable()
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -179,9 +179,10 @@ def test_a_secret_is_nowhere(tiny_path: str, tmp_path: Path, repo: Path) -> None
 
 def test_nothing_is_left_to_do(tiny_path: str, tmp_path: Path) -> None:
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
-    before = records(tmp_path)
+    before, summary = records(tmp_path, every=True), json.loads((tmp_path / "r" / "summary.json").read_text())
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
-    assert records(tmp_path) == before
+    assert records(tmp_path, every=True) == before
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["metrics"] == summary["metrics"]
     assert saved(tmp_path) == [2]
 
 
@@ -214,6 +215,25 @@ def test_what_cannot_go_on_is_refused(tiny_path: str, tmp_path: Path, changed: l
 
 def summary_error(folder: Path) -> str:
     return str(json.loads((folder / "r" / "summary.json").read_text())["error"])
+
+
+def test_data_that_has_changed_is_refused(tiny_path: str, tmp_path: Path) -> None:
+    """The same number of rows in the same file, in another order; the same rows in another file are the same data."""
+    rows = [json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    (tmp_path / "b.jsonl").write_text("\n".join(rows))
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2", f"data.train={tmp_path}/a.jsonl") == 0
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4", f"data.train={tmp_path}/b.jsonl") == 0
+    (tmp_path / "b.jsonl").write_text("\n".join(reversed(rows)))
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=6", f"data.train={tmp_path}/b.jsonl") == 1
+    assert "6 training prompts that are not the 6 of now, or stood in another order" in summary_error(tmp_path)
+    assert saved(tmp_path)[-1] == 4
+
+
+def test_a_changed_coefficient_takes_effect(tiny_path: str, tmp_path: Path) -> None:
+    assert train(tiny_path, tmp_path, "algo=ppo", "algo.kl_reward_coef=0.1", "run.steps=2") == 0
+    assert train(tiny_path, tmp_path, "algo=ppo", "algo.kl_reward_coef=0.7", "run.steps=3") == 0
+    assert [record["kl/coef"] for record in records(tmp_path)] == [0.1, 0.1, 0.7]
 
 
 def test_a_branch_from_an_older_checkpoint(tiny_path: str, tmp_path: Path) -> None:

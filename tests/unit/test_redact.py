@@ -24,6 +24,10 @@ def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("MY_TOKEN", "0123456789")  # within the other: the longer one goes first
     monkeypatch.setenv("SHORT_TOKEN", "gpu")
+    monkeypatch.setenv("OPENAI_KEY", "keykeykeykey1")
+    monkeypatch.setenv("MY_PASS", "passpasspass")
+    monkeypatch.setenv("KEYBOARD_LAYOUT", "colemak-dh")
     monkeypatch.setenv("TOKEN_FOLDER", "/tmp/somewhere")
     assert redacted("0123456789abcdef and 0123456789 on gpu") == "*** and *** on gpu"
+    assert redacted("keykeykeykey1 passpasspass colemak-dh") == "*** *** colemak-dh"
     assert redacted_values({"a": ["x 0123456789"], "n": 3}) == {"a": ["x ***"], "n": 3}

@@ -48,6 +48,16 @@ def test_a_table_of_all(capsys: pytest.CaptureFixture[str], folder: Path) -> Non
     assert "running or killed" in next(row for row in rows if row.startswith("c"))
 
 
+def test_a_folder_of_something_else_is_left_out(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "odd").mkdir()
+    (folder / "odd" / "config.yaml").write_text("- a list")
+    (folder / "b" / "summary.json").write_text("null")
+    (folder / "c" / "metrics.jsonl").write_bytes(b"5\n\xff\xfe\n")
+    text = said(capsys, folder)
+    assert sorted(line.split()[0] for line in text.splitlines()[1:4]) == ["a", "b", "c"]
+    assert "odd is left out" in text
+
+
 def test_filters(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     rows = said(capsys, folder, "list", "algo=grpo", "status=failed").splitlines()
     assert [row.split()[0] for row in rows[1:]] == ["b"]

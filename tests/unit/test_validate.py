@@ -266,3 +266,10 @@ def test_trackers_and_the_best_checkpoints() -> None:
     assert "tracking.sinks: wandbb is not one of tensorboard, wandb, mlflow. Did you mean wandb?" in text
     assert "each can be named once" in text
     assert "checkpoint.every=10 and eval.every=4 steps they have none" in text
+
+
+@pytest.mark.parametrize("name", ["x::y", "..", "a/b", "", "two words"])
+def test_a_run_is_named_like_a_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name=.* is to be the name of a folder"):
+        validate(config(run__name=name))
+    assert validate(config(run__name="ppo_seed-1.a")) == []
