@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -331,8 +332,12 @@ def _import_deepspeed(device: torch.device) -> Any:
     """DeepSpeed for this device, without its C++ builds: on CPU its shared-memory op would compile for a minute."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # Its autotuner, which nothing here uses, would import mlflow for a second where that is installed.
+    sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]
     import deepspeed
 
+    if sys.modules["mlflow"] is None:
+        del sys.modules["mlflow"]
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=None, auto_mpi_discovery=False, verbose=False)

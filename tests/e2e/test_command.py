@@ -53,12 +53,22 @@ def records(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return metrics, json.loads((folder / "summary.json").read_text())
 
 
-def test_ppo_leaves_its_records(repo: Path, cache: str, tmp_path: Path) -> None:
-    # A random model earns nothing, so an entropy bonus is what moves the policy here.
-    terms = ("algo.kl_loss_coef=0.01", "algo.entropy_coef=0.1")
-    done = run(repo, cache, "algo=ppo", "run.steps=2", "run.name=a", f"run.dir={tmp_path}", *terms)
+# A random model earns nothing, so an entropy bonus is what moves the policy here.
+PPO = ("algo=ppo", "run.steps=2", "algo.kl_loss_coef=0.01", "algo.entropy_coef=0.1", "placement.threads_per_rank=1")
+
+
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two steps of PPO on Ray, with every role."""
+    place = tmp_path_factory.mktemp("ppo")
+    cache = str(tmp_path_factory.getbasetemp() / "tandem-cache")
+    done = run(Path(__file__).resolve().parents[2], cache, *PPO, "run.name=a", f"run.dir={place}")
     assert done.returncode == 0, done.stderr
-    metrics, summary = records(tmp_path / "a")
+    return place / "a"
+
+
+def test_ppo_leaves_its_records(ppo: Path) -> None:
+    metrics, summary = records(ppo)
     assert [record["step"] for record in metrics] == [0, 1, 2]
     assert "eval/addition/greedy" in metrics[0]
     assert "eval/addition/greedy" in metrics[2]
@@ -79,39 +89,35 @@ def test_ppo_leaves_its_records(repo: Path, cache: str, tmp_path: Path) -> None:
     assert set(summary["peak_memory_bytes"]) == {"actor", "critic", "reference", "reward", "rollout"}
     assert summary["eval_first"]["step"] == 0
     assert summary["eval_last"]["step"] == 2
-    assert json.loads((tmp_path / "a" / "versions.json").read_text())["ray"]
-    assert "adv_estimator: gae" in (tmp_path / "a" / "config.yaml").read_text()
-    [row, *_] = (tmp_path / "a" / "samples" / "step-000001.jsonl").read_text().splitlines()
+    assert json.loads((ppo / "versions.json").read_text())["ray"]
+    assert "adv_estimator: gae" in (ppo / "config.yaml").read_text()
+    [row, *_] = (ppo / "samples" / "step-000001.jsonl").read_text().splitlines()
     assert {"prompt", "response", "reward", "advantage"} <= set(json.loads(row))
-    again = run(repo, cache, "run.steps=1", "run.name=a", f"run.dir={tmp_path}", "checkpoint.resume=never")
+
+
+def test_a_folder_with_a_run_is_not_written_over(repo: Path, cache: str, ppo: Path) -> None:
+    before = (ppo / "metrics.jsonl").read_text()
+    again = run(repo, cache, "run.steps=1", "run.name=a", f"run.dir={ppo.parent}", "checkpoint.resume=never")
     assert again.returncode == 2
     assert "holds a run already" in again.stderr
+    assert (ppo / "metrics.jsonl").read_text() == before
 
 
-def test_inline_and_ray_give_the_same_numbers(repo: Path, cache: str, tmp_path: Path) -> None:
+def test_inline_and_ray_give_the_same_numbers(repo: Path, cache: str, ppo: Path, tmp_path: Path) -> None:
     """The same protocols in one process and in Ray actors: the same samples, losses and evaluations."""
-    runs = []
-    for cluster in ("inline", "local"):
-        common = ("algo=grpo", "run.steps=2", f"cluster={cluster}", f"run.name={cluster}", f"run.dir={tmp_path}")
-        done = run(repo, cache, *common, "placement.threads_per_rank=1")
-        assert done.returncode == 0, done.stderr
-        runs.append(records(tmp_path / cluster)[0])
-    compared = (
-        "reward/mean",
-        "response/length_mean",
-        "policy/loss",
-        "policy/entropy",
-        "policy/grad_norm",
-        "tokens/response",
-    )
-    for inline, local in zip(runs[0][1:], runs[1][1:], strict=True):
-        assert not any(name.startswith(("critic/", "memory/critic")) for name in local)
+    done = run(repo, cache, *PPO, "cluster=inline", "run.name=inline", f"run.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    compared = [
+        *("reward/mean", "response/length_mean", "policy/loss", "policy/entropy", "policy/grad_norm", "tokens/response"),
+        *("critic/loss", "policy/kl"),
+    ]
+    for inline, local in zip(records(tmp_path / "inline")[0][1:], records(ppo)[0][1:], strict=True):
         for name in compared:
             assert inline[name] == pytest.approx(local[name], rel=1e-3, abs=1e-6), name
 
 
 def test_two_runs_at_once_with_two_ranks_each(repo: Path, cache: str, tmp_path: Path) -> None:
-    overrides = ("run.steps=1", "actor.ranks=2", "critic.ranks=2", f"run.dir={tmp_path}", "trainer.zero_stage=2")
+    overrides = ("algo=grpo", "run.steps=1", "actor.ranks=2", f"run.dir={tmp_path}", "trainer.zero_stage=2")
     running = [
         subprocess.Popen(
             command(repo, f"run.name={name}", *overrides),
@@ -126,6 +132,7 @@ def test_two_runs_at_once_with_two_ranks_each(repo: Path, cache: str, tmp_path: 
         _, errors = process.communicate(timeout=400)
         assert process.returncode == 0, errors.decode()
     one, two = (records(tmp_path / name)[0] for name in ("one", "two"))
+    assert not any(name.startswith(("critic/", "memory/critic")) for name in one[1])
     assert one[1]["policy/loss"] == pytest.approx(two[1]["policy/loss"], rel=1e-4)
 
 
@@ -219,6 +226,7 @@ def test_own_data_and_reward_function(repo: Path, cache: str, tmp_path: Path) ->
         f"reward.function={own}:short",
         "reward.functions={last_number: 2.0}",
         "task.eval_size=256",
+        "cluster=inline",
     )
     assert done.returncode == 0, done.stderr
     metrics, _ = records(tmp_path / "own")

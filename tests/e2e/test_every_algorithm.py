@@ -14,7 +14,7 @@ from tandem.platform.validate import validate
 
 pytestmark = pytest.mark.slow
 
-STEPS = 15
+STEPS = 10
 
 
 @pytest.mark.parametrize("algo", config_groups()["algo"])
@@ -27,7 +27,7 @@ def test_held_out_accuracy_rises(tmp_path: Path, algo: str) -> None:
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     before, after = (summary[key]["eval/addition/greedy"] for key in ("eval_first", "eval_last"))
     assert before <= 0.6
-    assert after >= before + 0.08
+    assert after >= before + 0.05
     steps = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     for step in steps[1:]:  # steps[0] is the evaluation before training
         assert step["samples/sampled"] == step["samples/trained"] + step["samples/filtered"] + step["samples/leftover"]

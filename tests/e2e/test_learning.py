@@ -15,13 +15,13 @@ pytestmark = pytest.mark.slow
 
 def test_held_out_accuracy_rises(repo: Path, tmp_path: Path) -> None:
     """On Ray, with the critic; every algorithm is tried in one process by test_every_algorithm.py."""
-    command = [sys.executable, "launch/main.py", "algo=ppo", "run.steps=40", "run.name=learned", f"run.dir={tmp_path}"]
+    command = [sys.executable, "launch/main.py", "algo=ppo", "run.steps=20", "run.name=learned", f"run.dir={tmp_path}"]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "learned" / "summary.json").read_text())
     before, after = (summary[key]["eval/addition/greedy"] for key in ("eval_first", "eval_last"))
     assert before <= 0.6
-    assert after >= 0.7
+    assert after >= 0.65
     metrics = [json.loads(line) for line in (tmp_path / "learned" / "metrics.jsonl").read_text().splitlines()]
     rewards = [record["reward/mean"] for record in metrics if "reward/mean" in record]
-    assert sum(rewards[-10:]) > sum(rewards[:10]) + 0.5
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 0.3

@@ -7,8 +7,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("placement", ["colocated", "split"])
-def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str, placement: str) -> None:
+def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
     """By name of role in Ray's state API: PPO has a critic, GRPO has no critic actor, no bundle and no bytes for one."""
     import ray
     from ray.util.state import list_actors, list_placement_groups
@@ -19,13 +18,13 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str, placement
     from tandem.workers.cluster import connected
 
     expected = {
-        "ppo": {"actor-0", "critic-0", "reward-0", "rollout-0"},
-        "grpo": {"actor-0", "reference-0", "reward-0", "rollout-0"},
+        ("ppo", "colocated"): ({"actor-0", "critic-0", "reward-0", "rollout-0"}, 1),
+        ("grpo", "split"): ({"actor-0", "reference-0", "reward-0", "rollout-0"}, 4),
     }
     config, _ = compose(["cluster.num_cpus=2"])
     with connected(config.cluster, dashboard=True) as cpus:
         own = ray.get_runtime_context().gcs_address  # other clusters may run on this machine
-        for algo, names in expected.items():
+        for (algo, placement), (names, bundles) in expected.items():
             kl = ["algo.kl_loss_coef=0.1"] if algo == "grpo" else []
             config, _ = compose([f"algo={algo}", f"placement={placement}", "cluster.num_cpus=2", *kl])
             algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
@@ -35,7 +34,7 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str, placement
             assert {actor.name for actor in alive} == names
             assert any("Critic" in actor.class_name for actor in alive) == (algo == "ppo")
             [group] = [one for one in list_placement_groups(own, detail=True) if one.state == "CREATED"]
-            assert len(group.bundles) == (1 if placement == "colocated" else 4)
+            assert len(group.bundles) == bundles
             assert set(ready.named()) == {name.partition("-")[0] for name in names}
             assert (ready.critic is None) == (algo == "grpo")
             roles.close()
