@@ -27,7 +27,7 @@ test-fast: $(VENV)/.ready-test
 lint: $(VENV)/.ready-test $(LINKS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	MYPYPATH=build/typing $(VENV)/bin/mypy -p tandem.platform -p tandem.workers -p tandem.launch
+	MYPYPATH=build/typing:benchmarks $(VENV)/bin/mypy -p tandem.platform -p tandem.workers -p tandem.launch -p ab
 
 # A stamp per set-up, renewed when the dependencies change: running a target again installs nothing.
 $(VENV)/.ready-train: pyproject.toml

@@ -18,16 +18,29 @@ Mark = Callable[[int, float, float], str]
 """(number of a series, x, y) -> its mark in the legend."""
 
 
-def lines(title: str, series: Mapping[str, Points], unit: str = "", zero: bool = False) -> str:
-    """Lines over training steps; `zero` has the axis begin at 0. Empty text where there is nothing to draw."""
+def lines(
+    title: str,
+    series: Mapping[str, Points],
+    unit: str = "",
+    zero: bool = False,
+    bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
+    x_label: str = "",
+) -> str:
+    """Lines over training steps, or what `x_label` says; `zero` has the axis begin at 0. Empty text for nothing to draw.
+
+    Args:
+        bands: around lines of these names, points (x, low, high).
+    """
     drawn = {name: [point for point in points if math.isfinite(point[1])] for name, points in series.items()}
     drawn = {name: points for name, points in drawn.items() if points}
     if not drawn:
         return ""
     xs = [x for points in drawn.values() for x, _ in points]
+    around = {name: band for name, band in (bands or {}).items() if name in drawn}
     ys = [y for points in drawn.values() for _, y in points] + ([0.0] if zero else [])
+    ys += [y for band in around.values() for _, low, high in band for y in (low, high)]
     frame = _Frame(min(xs), max(xs), min(ys), max(ys))
-    body = []
+    body = [_band(frame, around[name], number) for number, name in enumerate(drawn) if name in around]
     for number, (name, points) in enumerate(drawn.items()):
         path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
         look = f'stroke="{COLOURS[number % 8]}" stroke-dasharray="{DASHES[number % 8]}"'
@@ -37,7 +50,39 @@ def lines(title: str, series: Mapping[str, Points], unit: str = "", zero: bool =
         if len(points) == 1:
             [(x, y)] = points
             body.append(f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{COLOURS[number % 8]}"/>')
-    return _figure(title, unit, frame, body, list(drawn) if len(drawn) > 1 else [], _line_mark)
+    return _figure(title, unit, frame, body, list(drawn) if len(drawn) > 1 else [], _line_mark, x_label)
+
+
+def _band(frame: _Frame, band: Sequence[tuple[float, float, float]], number: int) -> str:
+    there = [f"{frame.x(x):.1f},{frame.y(high):.1f}" for x, _, high in band]
+    back = [f"{frame.x(x):.1f},{frame.y(low):.1f}" for x, low, _ in reversed(band)]
+    return f'<polygon points="{" ".join(there + back)}" fill="{COLOURS[number % 8]}" fill-opacity="0.13"/>'
+
+
+def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: str = "", zero: bool = True) -> str:
+    """Values with their intervals, (value, low, high), one row each; `zero` draws the line where nothing differs."""
+    if not rows:
+        return ""
+    left, step = 190, 24
+    ends = [end for row in rows.values() for end in row] + ([0.0] if zero else [])
+    scale = ticks(min(ends), max(ends), 4)
+    low, high = min(scale[0], *ends), max(scale[-1], *ends)
+    width = (WIDTH - left - 24) / ((high - low) or 1.0)
+    bottom = TOP + step * len(rows)
+    body = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
+    for tick in scale:
+        x = left + (tick - low) * width
+        look = 'stroke="#000" stroke-width="1.2"' if zero and tick == 0 else 'stroke="#ddd"'
+        body.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" {look}/>')
+        body.append(_text(x, bottom + 15, _short(tick), 11, anchor="middle"))
+    for number, (name, (value, least, most)) in enumerate(rows.items()):
+        y, tip = TOP + step * number + 12, escape(f"{name}: {value:.4g} [{least:.4g}, {most:.4g}] {unit}")
+        ends_at = [left + (end - low) * width for end in (least, most, value)]
+        line = f'x1="{ends_at[0]:.1f}" x2="{ends_at[1]:.1f}" y1="{y}" y2="{y}" stroke="{COLOURS[0]}" stroke-width="2.4"'
+        body.append(_text(left - 8, y + 4, name, 11, anchor="end"))
+        body.append(f"<line {line}><title>{tip}</title></line>")
+        body.append(f'<circle cx="{ends_at[2]:.1f}" cy="{y}" r="4" fill="{COLOURS[0]}"><title>{tip}</title></circle>')
+    return _svg(body, bottom + 24)
 
 
 def areas(title: str, series: Mapping[str, Points], unit: str = "") -> str:
@@ -61,13 +106,13 @@ def areas(title: str, series: Mapping[str, Points], unit: str = "") -> str:
     return _figure(title, unit, frame, body, [name for name, _, _ in layers], _area_mark)
 
 
-def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "") -> str:
-    """Horizontal bars of parts that add up, one bar to a row."""
+def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "", left: int = 90) -> str:
+    """Horizontal bars of parts that add up, one bar to a row; names of rows have `left` pixels."""
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     most = max((sum(row.values()) for row in rows.values()), default=0.0)
     if most <= 0:
         return ""
-    left, step = 90, 26
+    step = 26
     legend_y = TOP + step * len(rows) + 14
     scale = (WIDTH - left - 70) / most
     body = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
@@ -82,7 +127,7 @@ def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "") ->
             body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" {look}><title>{tip}</title></rect>')
             x += width
         body.append(_text(x + 4, y + 14, f"{sum(row.values()):.3g}", 11))
-    body += _legend(parts, left, legend_y, _area_mark)
+    body += _legend(parts, LEFT, legend_y, _area_mark)
     return _svg(body, legend_y + 16 * math.ceil(len(parts) / LEGEND_COLUMNS))
 
 
@@ -115,7 +160,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, math.ceil(high / step - 1e-9) + 1)]
 
 
-def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[str], mark: Mark) -> str:
+def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[str], mark: Mark, x_label: str = "") -> str:
     head = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
     for value in frame.ys:
         y = frame.y(value)
@@ -123,9 +168,15 @@ def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[
         head.append(_text(LEFT - 6, y + 4, f"{value:.4g}", 11, anchor="end"))
     for value in frame.xs:
         if frame.x0 <= value <= frame.x1:
-            head.append(_text(frame.x(value), HEIGHT - BOTTOM + 16, f"{value:.4g}", 11, anchor="middle"))
-    rows = math.ceil(len(legend) / LEGEND_COLUMNS)
-    return _svg([*head, *body, *_legend(legend, LEFT, HEIGHT - 6, mark)], HEIGHT + 16 * rows)
+            head.append(_text(frame.x(value), HEIGHT - BOTTOM + 16, _short(value), 11, anchor="middle"))
+    if x_label:
+        head.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, x_label, 11, anchor="middle"))
+    rows, top = math.ceil(len(legend) / LEGEND_COLUMNS), HEIGHT + (8 if x_label else -6)
+    return _svg([*head, *body, *_legend(legend, LEFT, top, mark)], top + 6 + 16 * rows)
+
+
+def _short(value: float) -> str:
+    return f"{value / 1000:.4g}k" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def _legend(names: Sequence[str], left: float, top: float, mark: Mark) -> list[str]:

@@ -159,14 +159,14 @@ def setting_keys(cls: type = Config, prefix: str = "") -> dict[str, bool]:
 
 
 def config_groups() -> dict[str, list[str]]:
-    """Names of the YAML files in each folder of `conf/`."""
+    """Names of the YAML files in each folder of `conf/` that is a section of the configuration."""
     import tandem.conf
 
     root = Path(tandem.conf.__file__).parent
     return {
         folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
         for folder in sorted(root.iterdir())
-        if folder.is_dir() and any(folder.glob("*.yaml"))
+        if folder.name in Config.__dataclass_fields__
     }
 
 

@@ -150,6 +150,7 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
                     display.note(f"nothing is left to do: the checkpoint is of step {found.step}, run.steps={steps}")
                 restore(found, driver, roles)
             driver.run()
+            outputs.recorder.identity |= {"first_weights": driver.first_weights, "data": source.digest}
         except WorkerFailed as error:
             raise WorkerFailed(f"step {driver.number}, phase {spans.last}: {error}") from error
         display.phase("closing")

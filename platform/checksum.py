@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -17,3 +20,8 @@ def checksum(tensor: Tensor) -> int:
     bits = tensor.detach().contiguous().view(_AS_INTEGER[tensor.element_size()]).flatten()
     places = torch.arange(bits.numel(), device=bits.device) % _WEIGHTS + 1
     return int((bits.to(torch.int64) * places).sum())
+
+
+def combined(checksums: Mapping[str, int]) -> str:
+    """One text for many checksums by name: changes with any of them, whatever their order."""
+    return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()[:16]

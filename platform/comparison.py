@@ -10,8 +10,11 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 
 CONFIDENCE = 0.95
+FEWEST = 5  # seeds below which nothing is called shown: with four, equal arms give four signs alike once in eight times
 MOST_ENUMERATED = 6  # seeds up to which every resample is made (6^6 = 46656), so that the interval is exact
 RESAMPLES = 20_000  # beyond that, drawn at random, always the same
 Statistic = Callable[[Sequence[float]], float]
@@ -19,16 +22,17 @@ Statistic = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval."""
+    """An estimate over so many seeds, with its confidence interval."""
 
     value: float
     low: float
     high: float
+    seeds: int
 
     @property
     def shows_difference(self) -> bool:
-        """Whether the interval leaves 0 out."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval leaves 0 out, and has seeds enough to mean it."""
+        return self.seeds >= FEWEST and (self.low > 0 or self.high < 0)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -52,10 +56,12 @@ def probability_of_improvement(ours: Sequence[float], theirs: Sequence[float]) -
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float], statistic: Statistic = mean) -> Interval:
-    """ours - theirs, seed by seed, with the percentile interval of the bootstrap over seeds.
+    """ours - theirs, seed by seed, with the bootstrap interval over seeds.
 
-    Few seeds make few resamples: with five, the interval cannot be wider than the differences themselves, and covers less
-    than its name says. It is meant to refuse rash verdicts, not to allow them.
+    The percentile interval is too narrow for few seeds: its resamples vary as n - 1 of n values, and it is normal where
+    Student's t is due. It is expanded accordingly: Hesterberg, What Teachers Should Know About the Bootstrap, section 4.2,
+    https://arxiv.org/abs/1411.5279. It never leaves the range of the differences themselves:
+    with five seeds, equal arms are called different 9 times in 100.
 
     Raises:
         ValueError: unequal numbers of seeds, or none.
@@ -64,8 +70,39 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float], statistic:
         raise ValueError(f"{len(ours)} seeds against {len(theirs)}: paired seeds are as many on both sides, and some")
     differences = [one - other for one, other in zip(ours, theirs, strict=True)]
     resampled = sorted(statistic(sample) for sample in _resamples(differences))
-    tail = (1 - CONFIDENCE) / 2
-    return Interval(statistic(differences), quantile(resampled, tail), quantile(resampled, 1 - tail))
+    tail = expanded_tail(len(differences))
+    return Interval(statistic(differences), quantile(resampled, tail), quantile(resampled, 1 - tail), len(differences))
+
+
+@cache
+def expanded_tail(seeds: int) -> float:
+    """Share of the resamples to leave out on each side, smaller the fewer seeds there are; 0 for one.
+
+    Phi(-sqrt(n / (n - 1)) t), with t the quantile of Student's distribution with n - 1 degrees of freedom.
+    """
+    if seeds < 2:
+        return 0.0
+    t = student_quantile(1 - (1 - CONFIDENCE) / 2, seeds - 1)
+    return NormalDist().cdf(-math.sqrt(seeds / (seeds - 1)) * t)
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """The value that Student's t with so many degrees of freedom stays below with chance `share`, 0.5 or more.
+
+    With t = sqrt(freedom) tan(angle), the chance of |t| or less is the integral of cos^(freedom - 1) up to the angle, over
+    the whole one.
+    """
+
+    def integral(angle: float, parts: int = 2000) -> float:  # Simpson's rule
+        weights = (1 if place in (0, parts) else 4 if place % 2 else 2 for place in range(parts + 1))
+        heights = (math.cos(angle * place / parts) ** (freedom - 1) for place in range(parts + 1))
+        return sum(weight * height for weight, height in zip(weights, heights, strict=True)) * angle / parts / 3
+
+    low, high, wanted = 0.0, math.pi / 2, (2 * share - 1) * integral(math.pi / 2)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if integral(middle) < wanted else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def quantile(ranked: Sequence[float], share: float) -> float:

@@ -189,6 +189,11 @@ class TrainConfig:
     max_tokens_per_microbatch: int = setting(
         16384, "tokens, padding included, of one forward and backward pass on a rank", at_least=1
     )
+    gradient_noise_every: int = setting(
+        0,
+        "training steps between measurements of the gradient's variance, from two halves of the batch; 0: none",
+        at_least=0,
+    )
 
 
 @dataclass

@@ -74,6 +74,13 @@ def _kl_metrics(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig, coef:
     return metrics
 
 
+def halves(batch: TrainBatch) -> list[TrainBatch]:
+    """Every other prompt's samples and the rest, each with denominators of its own; none if there is one prompt only."""
+    groups = torch.unique(batch.rollout.group_ids, return_inverse=True)[1]
+    parts = [batch.select((groups % 2 == half).nonzero().squeeze(1)) for half in (0, 1)]
+    return [part.as_minibatch() for part in parts] if int(groups.max()) > 0 else []
+
+
 def epochs(batch: TrainBatch, train: TrainConfig, seed: int) -> Iterator[list[TrainBatch]]:
     """`epochs_per_batch` lists of the batch's `minibatches` parts, in a new random order of rows in each epoch.
 

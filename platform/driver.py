@@ -15,9 +15,10 @@ from typing import Any
 from tandem.platform import metrics as measure
 from tandem.platform.algorithms import Algorithm
 from tandem.platform.batch import Inferred, RolloutBatch, TrainBatch
+from tandem.platform.checksum import combined
 from tandem.platform.collector import Collected, Collector
 from tandem.platform.config import Config
-from tandem.platform.credit import credit, epochs
+from tandem.platform.credit import credit, epochs, halves
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.group import rollouts_of, scores_of
 from tandem.platform.kl import KLController
@@ -66,6 +67,7 @@ class Driver:
         self.evaluations, self.spans = evaluations, spans or Spans()
         self.on_step, self.on_eval = on_step, on_eval
         self.number = 0  # of the step that runs
+        self.first_weights = ""  # changes with any weight that `run` began with
         self.version = 0  # of the policy: updates it has had
         self.residency = Residency(roles)
         self.collector = Collector(config, algorithm, roles, source, steps, self.spans, self.residency)
@@ -95,7 +97,7 @@ class Driver:
         """The whole training, with the evaluations around and inside it."""
         if self.number > 0 and self.number >= self.steps:
             return
-        self._publish(verify=True)
+        self.first_weights = combined(self._publish(verify=True))
         if self.config.eval.before_training:
             self.on_eval({"step": float(self.number), **self._evaluate()})
         while self.number < self.steps:
@@ -141,7 +143,7 @@ class Driver:
     def _update(self, batch: TrainBatch, described: Metrics) -> tuple[Metrics, frozenset[str]]:
         """Critic, then actor, over the same mini-batches; and the trainable tensors that none of it has moved."""
         parts = list(epochs(batch, self.config.train, mix(self.config.run.seed, UPDATE_STREAM, self.number)))
-        totals: list[Totals] = []
+        totals = self._gradient_noise(batch)
         if self.roles.critic is not None:
             with self.spans.span("update_critic"):
                 totals.append(self.roles.critic.update([part for epoch in parts for part in epoch]))
@@ -151,6 +153,15 @@ class Driver:
                 totals.append(self._update_actor(parts))
         unmoved = frozenset[str]().union(*(part.unmoved or () for part in totals))
         return {**measure.reduce_totals(totals), "update/unmoved_tensors": float(len(unmoved))}, unmoved
+
+    def _gradient_noise(self, batch: TrainBatch) -> list[Totals]:
+        """Measures it on the steps that ask for it, where both halves of the batch have tokens."""
+        every = self.config.train.gradient_noise_every
+        parts = halves(batch) if every and self.number % every == 0 else []
+        if not parts or not all(part.num_tokens for part in parts):
+            return []
+        with self.spans.span("gradient_noise"):
+            return [self.roles.actor.gradient_noise(parts)]
 
     def _critic_suffices(self, described: Metrics) -> bool:
         """Whether the critic has had its steps alone, or explains enough already."""
@@ -177,12 +188,15 @@ class Driver:
             self.version += 1
             self._publish(verify=self.version % self.config.trainer.checksum_every == 0)
 
-    def _publish(self, verify: bool) -> None:
+    def _publish(self, verify: bool) -> Mapping[str, int]:
+        """Sends the weights to the rollout engines; returns their checksums, if they were taken."""
         self.residency.syncing()
         self.roles.rollouts.begin_weights()
         for bucket in self.roles.actor.weight_buckets(verify):
             self.roles.rollouts.load_weights(bucket)
-        self.roles.rollouts.finish_weights(self.version, self.roles.actor.weight_checksums())
+        checksums = self.roles.actor.weight_checksums()
+        self.roles.rollouts.finish_weights(self.version, checksums)
+        return checksums
 
     def _evaluate(self) -> Metrics:
         if not self.evaluations:

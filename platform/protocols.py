@@ -36,7 +36,7 @@ class Role(Protocol):
     """Anything that holds memory."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes by kind (weights, gradients, optimizer, peak), summed over ranks."""
+        """Bytes by kind, summed over ranks: weights, gradients, optimizer, activations, cache, baseline, peak."""
         ...
 
 
@@ -81,6 +81,10 @@ class Actor(Trained, Protocol):
 
     def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
         """One optimizer step per mini-batch, in order."""
+        ...
+
+    def gradient_noise(self, halves: Sequence[TrainBatch]) -> Totals:
+        """How much the gradients of two halves of a batch, each with its own denominators, differ; nothing is moved."""
         ...
 
     def weight_buckets(self, verify: bool = True) -> Iterator[Any]:

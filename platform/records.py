@@ -75,6 +75,7 @@ class Recorder:
         self._last: Metrics = {}
         self._evals: list[Metrics] = []
         self._startup_s: float | None = None
+        self.identity: dict[str, str] = {}  # what the run began with, as digests
         self._peak: dict[str, int] = {}
         before = folder / "metrics.jsonl"
         if before.exists() and resumed_after is not None:
@@ -112,6 +113,7 @@ class Recorder:
             "status": status,
             "error": None if error is None else redacted(error),
             "steps": self._steps,
+            "identity": self.identity,
             "resumed_after": self._resumed_after,
             "time/startup_s": self._startup_s,
             "time/total_s": time.time() - self._started_at,

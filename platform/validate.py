@@ -117,6 +117,14 @@ def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -
         )
 
 
+def _gradient_noise(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    every = f"train.gradient_noise_every={config.train.gradient_noise_every}"
+    if config.train.gradient_noise_every and config.trainer.zero_stage == 3:
+        yield f"{every} needs whole weights on each rank, which trainer.zero_stage=3 shards. Set one of them lower, or to 0"
+    if config.train.gradient_noise_every and config.data.prompts_per_step < 2:
+        yield f"{every} compares two halves of the prompts, but data.prompts_per_step={config.data.prompts_per_step}"
+
+
 def _checkpoints(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     kept = config.checkpoint.keep_best
     if kept and not (config.eval.every and config.checkpoint.every and config.checkpoint.every % config.eval.every == 0):
@@ -236,6 +244,7 @@ _RELATIONS = (
     _batch_sizes,
     _length,
     _name,
+    _gradient_noise,
     _checkpoints,
     _tracking,
     algo_problems,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ActorConfig, AlgoConfig, ModelConfig, TrainerConfig
 from tandem.platform.logprobs import token_entropy, token_logprobs
 from tandem.platform.objectives import policy_objective
+from tandem.platform.protocols import Totals
 from tandem.workers.models import batch_logprobs, load_policy, token_logits
-from tandem.workers.passes import infer
+from tandem.workers.passes import infer, training_parts
 from tandem.workers.runtime import Rank
 from tandem.workers.sync import Channel, ObjectStore, Sent, Transport, open_transport
 from tandem.workers.trained import TrainedWorker
@@ -58,6 +59,11 @@ class ActorWorker(TrainedWorker):
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the rows' tokens at the sampling temperature."""
         return infer(self.backend, batch, self.max_tokens, self._logprobs)
+
+    def gradient_noise(self, halves: Sequence[TrainBatch]) -> Totals:
+        """How much the gradients of two halves of a batch differ, of which this rank has a part each; nothing is moved."""
+        parts = [training_parts(self.backend, half, self.max_tokens) for half in halves]
+        return self.backend.gradient_noise(parts, self._objective)
 
     def open_channel(self, channel: Channel) -> None:
         """Opens the sending end; with `broadcast`, returns once all ends have."""

@@ -46,13 +46,18 @@ class _TrainedGroup(_ResidentGroup):
 
     def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
         """One optimizer step per mini-batch, in order."""
+        shares = self._shares(minibatches)
+        refs = [rank.update.remote(share) for rank, share in zip(self.ranks.handles, shares, strict=True)]
+        return add_totals(self.ranks.wait("update", refs))
+
+    def _shares(self, minibatches: Sequence[TrainBatch]) -> list[list[TrainBatch]]:
+        """By rank, its part of every mini-batch."""
         shares: list[list[TrainBatch]] = [[] for _ in self.ranks.handles]
         for minibatch in minibatches:
             rows = balance(minibatch.rollout.lengths.tolist(), len(self.ranks))
             for share, part in zip(shares, rows, strict=True):
                 share.append(minibatch.select(part) if part else minibatch.blank())
-        refs = [rank.update.remote(share) for rank, share in zip(self.ranks.handles, shares, strict=True)]
-        return add_totals(self.ranks.wait("update", refs))
+        return shares
 
     def state_parts(self) -> Iterator[Mapping[str, Tensor]]:
         """Weights and optimizer, as whole tensors by name, in parts."""
@@ -83,6 +88,12 @@ class ActorGroup(_TrainedGroup):
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the sampled tokens at the sampling temperature."""
         return _logprobs(self.ranks, batch)
+
+    def gradient_noise(self, halves: Sequence[TrainBatch]) -> Totals:
+        """How much the gradients of two halves of a batch differ; nothing is moved."""
+        shares = self._shares(halves)
+        refs = [rank.gradient_noise.remote(share) for rank, share in zip(self.ranks.handles, shares, strict=True)]
+        return add_totals(self.ranks.wait("gradient_noise", refs))
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Sequence[Any]]:
         """The weights in parts, each as references by rank; the tensors go from the actor to the engines, not through here.

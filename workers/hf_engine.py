@@ -15,6 +15,7 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
+from tandem.workers.footprint import model_bytes
 from tandem.workers.models import load_policy
 from tandem.workers.sampled import Sampled, end_token_ids
 from tandem.workers.tokenizer import load_tokenizer
@@ -36,7 +37,7 @@ class HFEngine:
         ends = end_token_ids(getattr(self.model, "generation_config", None), self.tokenizer)
         self.stop_ids = ends | set(rollout.stop_token_ids)
         self.stop, self._skip_special = tuple(rollout.stop), not rollout.keep_special_tokens
-        self._turn = threading.Lock()
+        self._turn, self._cache_bytes = threading.Lock(), 0
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
         """The samples of each prompt side by side, in order of the prompts."""
@@ -80,7 +81,11 @@ class HFEngine:
 
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return model_bytes(self.model)
+
+    def cache_bytes(self) -> int:
+        """Bytes of the key-value cache, at its largest so far."""
+        return self._cache_bytes
 
     @torch.inference_mode()
     def _wave(self, wanted: list[tuple[Prompt, int]], sampling: Sampling) -> list[Sampled]:
@@ -90,6 +95,7 @@ class HFEngine:
         uniforms = _uniforms(wanted, sampling).to(self.device)
         rows = torch.arange(len(wanted), device=self.device)
         state = _Decoding(self.model, wanted, self.device)
+        self._cache_bytes = max(self._cache_bytes, state.cache_bytes())
         for step in range(sampling.max_tokens):
             tokens, logprobs = sample(
                 state.logits, sampling.temperature, uniforms[rows, step], top_p=sampling.top_p, top_k=sampling.top_k
@@ -108,6 +114,7 @@ class HFEngine:
             kept = torch.tensor(running, device=self.device)
             rows = rows[kept]
             state.advance(tokens[kept], kept)
+            self._cache_bytes = max(self._cache_bytes, state.cache_bytes())
         return results
 
     def _ends_by_text(self, ids: list[int]) -> bool:
@@ -147,6 +154,10 @@ class _Decoding:
             use_cache=True,
         )
         self.logits = output.logits[:, -1]
+
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values of all layers."""
+        return sum(part.nbytes for layer in self.cache.layers for part in (layer.keys, layer.values))
 
 
 def sample(

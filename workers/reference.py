@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tandem.platform.batch import RolloutBatch
 from tandem.platform.config import ModelConfig
+from tandem.workers.footprint import baseline_bytes, model_bytes
 from tandem.workers.models import batch_logprobs, load_policy
 from tandem.workers.passes import infer_rows
 from tandem.workers.runtime import Rank, peak_memory_bytes, set_up
@@ -36,6 +37,7 @@ class ReferenceWorker:
     def start(self) -> None:
         """Loads the model."""
         self.model = load_policy(self.spec.path, self.spec.model).to(self.device).eval().requires_grad_(False)
+        self._baseline = baseline_bytes(self.device, held=model_bytes(self.model))
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the rows' tokens at the sampling temperature."""
@@ -53,8 +55,8 @@ class ReferenceWorker:
 
     def memory(self) -> dict[str, int]:
         """Bytes on this rank by kind, and the peak of its process."""
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return {"weights": weights, "gradients": 0, "optimizer": 0, "peak": peak_memory_bytes(self.device)}
+        known = {"weights": model_bytes(self.model), "gradients": 0, "optimizer": 0, "baseline": self._baseline}
+        return {**known, "peak": peak_memory_bytes(self.device)}
 
     def _logprobs(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
         return batch_logprobs(forward, batch, self.spec.temperature)

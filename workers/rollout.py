@@ -15,6 +15,7 @@ from torch import Tensor
 from tandem.platform.batch import Prompt, Rollout, StopReason
 from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
+from tandem.workers.footprint import baseline_bytes
 from tandem.workers.hf_engine import HFEngine
 from tandem.workers.runtime import Rank, peak_memory_bytes, set_up, use_threads
 from tandem.workers.sampled import Sampled
@@ -43,6 +44,10 @@ class RolloutBackend(Protocol):
 
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
+        ...
+
+    def cache_bytes(self) -> int:
+        """Bytes of the key-value cache, at its largest so far."""
         ...
 
     def sleep(self) -> None:
@@ -93,6 +98,7 @@ class RolloutWorker:
         self.spec, self.rank, self.version = spec, rank, 0
         self.device: torch.device = set_up(rank)
         self._arrived: dict[str, int] = {}
+        self._baseline = 0
         self._transport: Transport = ObjectStore()
 
     def start(self) -> None:
@@ -101,6 +107,7 @@ class RolloutWorker:
         use_threads(self.rank)
         name = engine_name(spec.rollout.engine, self.device.type == "cuda")
         self.engine: RolloutBackend = ENGINES[name](spec.path, spec.model, spec.rollout, self.device)
+        self._baseline = baseline_bytes(self.device, held=self.engine.weight_bytes())
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Rollout]:
         """The samples of each prompt side by side, in order of the prompts, marked with the version of the weights."""
@@ -141,8 +148,14 @@ class RolloutWorker:
 
     def memory(self) -> dict[str, int]:
         """Bytes of this replica by kind, and the peak of its process."""
-        weights = self.engine.weight_bytes()
-        return {"weights": weights, "gradients": 0, "optimizer": 0, "peak": peak_memory_bytes(self.device)}
+        return {
+            "weights": self.engine.weight_bytes(),
+            "gradients": 0,
+            "optimizer": 0,
+            "cache": self.engine.cache_bytes(),
+            "baseline": self._baseline,
+            "peak": peak_memory_bytes(self.device),
+        }
 
     def _rollout(self, prompt: Prompt, sampled: Sampled, version: int) -> Rollout:
         keep = self.spec.rollout.keep_special_tokens

@@ -19,6 +19,7 @@ from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Totals
+from tandem.workers.footprint import Activations, baseline_bytes, model_bytes
 from tandem.workers.runtime import Rank, Rendezvous, join_process_group
 from tandem.workers.training_state import TrainingState
 
@@ -43,6 +44,10 @@ class TrainerBackend(Protocol):
 
     def step(self, parts: Sequence[TrainBatch], objective: Objective) -> Totals:
         """One optimizer step over the micro-batches of one mini-batch; all ranks give equally many."""
+        ...
+
+    def gradient_noise(self, halves: Sequence[Sequence[TrainBatch]], objective: Objective) -> Totals:
+        """How much the gradients of two halves of a batch differ; nothing is moved. All ranks give equally many parts."""
         ...
 
     def agree(self, count: int) -> int:
@@ -95,7 +100,7 @@ class TrainerBackend(Protocol):
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, gradients and optimizer on this rank, from the tensors themselves."""
+        """Bytes of weights, gradients, optimizer and activations on this rank, from the tensors themselves; baseline."""
         ...
 
 
@@ -120,6 +125,7 @@ class DeepSpeedBackend:
         address, own, timeout_s = rendezvous
         join_process_group(rank, device, address, own.store if own else None, timeout_s)
         deepspeed = _import_deepspeed(device)
+        self._baseline, self._activations = baseline_bytes(device, held=model_bytes(model)), Activations()
         self._gathered = deepspeed.zero.GatheredParameters
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         adam = torch.optim.AdamW(
@@ -163,7 +169,9 @@ class DeepSpeedBackend:
         totals = []
         for number, part in enumerate(parts):
             self.engine.set_gradient_accumulation_boundary(number == len(parts) - 1)
-            output = objective(self.engine, part.trim().to(self.device))
+            part = part.trim().to(self.device)
+            with self._activations.watch(part.rollout.tokens.numel()):
+                output = objective(self.engine, part)
             self.engine.backward(output.loss * self.world_size)
             totals.append(as_totals(output))
         self._gradient_bytes, norm = self._count_gradients(), self._own_grad_norm()
@@ -179,6 +187,38 @@ class DeepSpeedBackend:
         prefix = _prefix(self.name)
         sums = {f"{prefix}/grad_norm": (norm, 1.0), f"{prefix}/lr": (learning_rate, 1.0)}
         return add_totals([*totals, Totals(sums, {}, unmoved)])
+
+    def gradient_noise(self, halves: Sequence[Sequence[TrainBatch]], objective: Objective) -> Totals:
+        """See `TrainerBackend.gradient_noise`: `gradient_variance`, and `gradient_noise`, its ratio to the squared norm.
+
+        With gradients a and b of the halves, that of the batch is (a + b) / 2, and |a - b|^2 / 4 estimates the trace of its
+        covariance: Var((a + b) / 2) = Var(a) / 2, and E|a - b|^2 = 2 tr Var(a).
+        """
+        self.engine.train()
+        first, second = (self._gradient(parts, objective) for parts in halves)
+        variance = float((first - second).square().sum()) / 4
+        signal = float((first + second).square().sum()) / 4
+        prefix = _prefix(self.name)
+        noise = {f"{prefix}/gradient_noise": (variance / signal, 1.0)} if signal > 0 else {}
+        return Totals({f"{prefix}/gradient_variance": (variance, 1.0), **noise}, {})
+
+    def _gradient(self, parts: Sequence[TrainBatch], objective: Objective) -> Tensor:
+        """The gradient of the parts' loss over all ranks as one vector, float64 on the CPU; not for ZeRO stage 3.
+
+        Beside the engine, whose own gradients are left alone.
+        """
+        assert self.stage < 3, "validate() refuses it"
+        parameters = [p for p in self.engine.module.parameters() if p.requires_grad]
+        total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+        for part in parts:
+            loss = objective(self.engine.module, part.trim().to(self.device)).loss
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            total += torch.cat([gradient.flatten() for gradient in gradients]).double().cpu()
+        if self.world_size > 1:
+            here = total.to(self.device)
+            torch.distributed.all_reduce(here)
+            total = here.cpu()
+        return total
 
     @torch.no_grad()
     def _fingerprints(self) -> dict[str, float]:
@@ -281,6 +321,8 @@ class DeepSpeedBackend:
             "weights": _bytes(weights),
             "gradients": self._gradient_bytes,
             "optimizer": _bytes(masters) + _bytes(moments),
+            "activations": self._activations.bytes,
+            "baseline": self._baseline,
         }
 
     def _own_grad_norm(self) -> float | None:

@@ -43,6 +43,7 @@ class VLLMEngine:
         # vLLM's own choice would be the tokenizer of the model's type, which may not be the one that was saved.
         self.engine.output_processor.tokenizer = self.tokenizer
         self._bytes = policy_bytes(path, model)
+        self._cache_bytes = sum(self.engine.collective_rpc(_count_cache))
         self._batch = RunningBatch(self.engine)
         self._held: dict[str, Tensor] = {}
 
@@ -82,6 +83,10 @@ class VLLMEngine:
     def weight_bytes(self) -> int:
         """Bytes of the weights, over all GPUs of this engine."""
         return self._bytes
+
+    def cache_bytes(self) -> int:
+        """Bytes of the key-value cache, which vLLM takes as a whole at its start, over all GPUs of this engine."""
+        return self._cache_bytes
 
     def sleep(self) -> None:
         """Frees the GPU memory of weights and cache; nothing may be running.
@@ -228,6 +233,12 @@ def _repack_kept(worker: Any) -> None:
     for module in worker.model_runner.get_model().modules():
         if hasattr(module, "cpu_linear") and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
+
+
+def _count_cache(worker: Any) -> int:
+    """Bytes of the key-value cache of one of vLLM's workers; layers may share a storage."""
+    storages = [cache.untyped_storage() for cache in worker.model_runner.kv_caches]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _load(weights: list[tuple[str, Tensor]], worker: Any) -> None:

@@ -1,0 +1,207 @@
+"""The arms of the benchmark, and the controls: two arms may differ in what is allowed, and in nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from tandem.launch.compose import compose, explain
+from tandem.launch.facts import flat
+from tandem.launch.prepare import model_path
+from tandem.platform.algorithms import ESTIMATORS, Algorithm, resolve
+from tandem.platform.config import Config, ConfigError
+from tandem.platform.validate import did_you_mean, validate
+
+CONFIG = "benchmark/critic_vs_group"
+NOT_COMPARED = ("run.name", "run.dir")
+
+
+@dataclass
+class Definition:
+    """How an arm is set up."""
+
+    label: str
+    algo: str
+    group: int  # samples per prompt
+    settings: dict[str, Any] = field(default_factory=dict)
+    critic_model: dict[str, Any] = field(default_factory=dict)  # settings of the embedded model that the critic starts from
+    critic_path: str | None = None  # its first weights, where the model is not the embedded one
+
+
+@dataclass
+class Plan:
+    """The benchmark: the keys of `conf/benchmark/critic_vs_group.yaml`."""
+
+    out: str
+    report: str | None
+    completions: int
+    seeds: list[int]
+    skip_steps: int
+    peak: bool
+    settings: dict[str, Any]
+    arms: list[str]
+    definitions: dict[str, Definition]
+    comparisons: list[list[str]]
+    allowed: list[str]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm that can run."""
+
+    name: str
+    label: str
+    overrides: tuple[str, ...]  # of `launch/main.py`; the seed, name and folder come with each run
+    config: Config
+    model: str  # folder or hub name of the actor's first weights
+    critic_model: str | None  # of the critic's; None: there is no critic
+    unread: frozenset[str]  # settings, or sections, that only other estimators read
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its dotted key."""
+        return {key: value for key, value in flat(self.config).items() if key not in NOT_COMPARED}
+
+    def reads(self, key: str) -> bool:
+        """Whether the setting means anything to this arm: one without a critic has no use for `critic.lr`."""
+        return not _is_in(key, self.unread)
+
+
+def load_plan(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
+    """The plan that a command line asks for, and what of it is a setting of every run.
+
+    Raises:
+        ConfigError: an unknown arm, a value of the wrong type.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store(name="plan", node=Plan)
+    own = tuple(Plan.__dataclass_fields__)
+    ours = [text for text in arguments if text.lstrip("+").partition("=")[0].partition(".")[0] in own]
+    rest = [text for text in arguments if text not in ours]
+    try:
+        with initialize_config_module("tandem.conf", version_base="1.3"):
+            composed = hydra_compose(CONFIG, overrides=[_as_hydra(text) for text in ours])
+        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Plan), composed))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error)) from error
+    assert isinstance(plan, Plan)
+    for name in plan.arms:
+        if name not in plan.definitions:
+            raise ConfigError(f"arms: {name} is not defined{did_you_mean(name, plan.definitions)}")
+    if len(set(plan.arms)) < len(plan.arms) or len(set(plan.seeds)) < len(plan.seeds) or not plan.arms or not plan.seeds:
+        raise ConfigError(f"arms={plan.arms} seeds={plan.seeds}: each is named once, and there is one at least")
+    return plan, rest
+
+
+def make_arms(plan: Plan, given: Sequence[str]) -> list[Arm]:
+    """The arms of a plan, held to its controls; builds the embedded models that they start from.
+
+    Raises:
+        ConfigError: a setting cannot work, or two arms differ in what they must share.
+    """
+    arms = [_arm(plan, name, given) for name in plan.arms]
+    check_controls(arms, plan.allowed)
+    return arms
+
+
+def check_controls(arms: Sequence[Arm], allowed: Collection[str]) -> None:
+    """Refuses arms that differ in more than they may.
+
+    Raises:
+        ConfigError: the arms, the keys, both values.
+    """
+    wrong = []
+    for one, other in combinations(arms, 2):
+        for key, value in differing(one.settings, other.settings).items():
+            if key not in allowed and one.reads(key) and other.reads(key):
+                wrong.append(f"{key}: {one.name} has {value[0]}, {other.name} has {value[1]}")
+        if one.model != other.model:
+            wrong.append(f"first weights: {one.name} has {one.model}, {other.name} has {other.model}")
+    if wrong:
+        raise ConfigError(
+            "two arms may differ only in the keys of `allowed` (conf/benchmark/critic_vs_group.yaml), else the comparison "
+            "says nothing of the critic:\n  " + "\n  ".join(wrong) + "\nSet them alike, or add a key to `allowed`"
+        )
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """By key, the values of two settings where they differ."""
+    keys = [*one, *(key for key in other if key not in one)]
+    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
+
+
+def _arm(plan: Plan, name: str, given: Sequence[str]) -> Arm:
+    made = plan.definitions[name]
+    if plan.completions % made.group:
+        raise ConfigError(
+            f"{name}: completions={plan.completions} samples per step are no multiple of its group of {made.group}. "
+            "Set completions to one"
+        )
+    sizes = {"data.prompts_per_step": plan.completions // made.group, "rollout.samples_per_prompt": made.group}
+    shared = [f"{key}={_text(value)}" for key, value in plan.settings.items()]
+    own = [f"{key}={_text(value)}" for key, value in {**sizes, **made.settings}.items()]
+    unread = _unread(compose([f"algo={made.algo}", *own])[0])
+    read = [text for text in given if not _is_in(text.lstrip("+").partition("=")[0], unread)]
+    overrides = [f"algo={made.algo}", *shared, *read, *own]
+    config, keys = compose(overrides)
+    first = model_path(config, _silent)
+    if made.critic_model or made.critic_path:
+        path = made.critic_path or _small_critic(name, config, made, overrides)
+        overrides.append(f"critic.path={_text(path)}")
+        config, keys = compose(overrides)
+    try:
+        validate(config, keys)
+    except ConfigError as error:
+        raise ConfigError(f"arm {name}: {error}") from error
+    critic = (config.critic.path or first) if _algorithm(config).needs_critic else None
+    return Arm(name, made.label, tuple(overrides), config, first, critic, unread)
+
+
+def _algorithm(config: Config) -> Algorithm:
+    return resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+
+
+def _unread(config: Config) -> frozenset[str]:
+    algorithm = _algorithm(config)
+    others = {key for part in ESTIMATORS.values() for key in part.reads} - set(algorithm.estimator.reads)
+    return frozenset(others | (set() if algorithm.needs_critic else {"critic"}))
+
+
+def _is_in(key: str, names: Collection[str]) -> bool:
+    """Whether a setting is one of these, or in one of these sections."""
+    return any(key == name or key.startswith(name + ".") for name in names)
+
+
+def _as_hydra(text: str) -> str:
+    """Parts of a definition that its YAML does not mention are added."""
+    return "++" + text.lstrip("+") if text.lstrip("+").startswith(("definitions.", "settings.")) else text
+
+
+def _small_critic(name: str, config: Config, made: Definition, overrides: Sequence[str]) -> str:
+    if config.model.path is not None:
+        raise ConfigError(
+            f"{name}: its critic starts from a smaller model than model.path={config.model.path}. Set "
+            f"definitions.{name}.critic_path=FOLDER, of the same family, or leave it out of arms"
+        )
+    smaller, _ = compose([*overrides, *(f"{key}={_text(value)}" for key, value in made.critic_model.items())])
+    return model_path(smaller, _silent)
+
+
+def _silent(step: int, total: int) -> None:
+    if step == 1:
+        print(f"building an embedded model: {total} steps of supervised fine-tuning, once", flush=True)
+
+
+def _text(value: Any) -> str:
+    """A value as the command line takes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else f"'{value}'" if isinstance(value, str) else str(value)

@@ -1,0 +1,190 @@
+"""What one run measured: its spending on every axis, its learning curves, its times and its memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from tandem.platform.costs import ModelShape, StepSize, share_of_peak, step_flops
+
+AXES = {
+    "completions": "completions sampled",
+    "tokens": "tokens generated",
+    "prompts": "prompts used",
+    "updates": "optimizer steps of the policy",
+    "seconds": "wall time of training steps, s",
+    "device_seconds": "device-seconds (cores or GPUs)",
+}
+"""Budgets, and what each counts."""
+PARTS = (
+    "generate",
+    "score",
+    "infer_old",
+    "infer_reference",
+    "infer_values",
+    "credit",
+    "update_critic",
+    "update_actor",
+    "publish",
+)
+"""What a step is made of, for its time; with a critic `infer_values` and `update_critic` are its own."""
+OF_THE_CRITIC = ("infer_values", "update_critic")
+ITEMS = ("weights", "gradients", "optimizer", "activations", "cache", "baseline")
+TRENDS = (
+    "reward/mean",
+    "critic/explained_variance",
+    "group/zero_std_frac",
+    "policy/gradient_noise",
+    "policy/entropy",
+    "policy/approx_kl",
+    "response/length_mean",
+)
+"""What is shown of learning besides the held-out accuracy."""
+KEPT = (
+    *TRENDS,
+    *(f"time/{name}_s" for name in ("step", "gradient_noise", "infer", "update", *PARTS)),
+    *("tokens/prompt", "tokens/response", "tokens/greedy", "samples/sampled", "samples/trained", "sampling/rounds"),
+    *("policy/epochs", "policy/kl", "policy/gradient_variance", "kl/sampled", "response/truncated_frac"),
+)
+"""Columns of a run that the results hold, beside evaluations and memory."""
+SMOOTH = 3  # steps that a reward is averaged over
+
+Curve = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One finished run as columns: `steps[key][i]` is of training step i + 1, None where it has no such number."""
+
+    arm: str
+    seed: int
+    steps: Mapping[str, Sequence[float | None]]
+    evals: Mapping[str, Sequence[tuple[int, float]]]  # by metric (step, value)
+    memory: Mapping[str, Mapping[str, float]]  # by role and kind, bytes
+    startup_s: float
+
+    def column(self, key: str, missing: float = 0.0) -> list[float]:
+        """The numbers of every training step."""
+        return [missing if value is None else value for value in self.steps.get(key, [None] * self.length)]
+
+    @property
+    def length(self) -> int:
+        """Training steps."""
+        return len(self.steps["time/step_s"])
+
+    @property
+    def accuracy(self) -> str:
+        """The metric that arms are compared by: greedy accuracy of the first held-out set."""
+        return next(key for key in self.evals if key.endswith("/greedy"))
+
+
+def columns(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]], dict[str, Any]]:
+    """Of the lines of a metrics.jsonl: kept columns of the training steps, evaluations, memory at the end."""
+    trained = [record for record in records if "reward/mean" in record]
+    steps = {key: [record.get(key) for record in trained] for key in KEPT if any(key in record for record in trained)}
+    evals: dict[str, list[Any]] = {}
+    for record in records:
+        for key, value in record.items():
+            if key.startswith("eval/") and key.endswith(("/greedy", "/mean")) and value is not None:
+                evals.setdefault(key, []).append((record["step"], value))
+    memory: dict[str, Any] = {}
+    for key, value in (trained[-1] if trained else {}).items():
+        if key.startswith("memory/"):
+            _, role, kind = key.split("/")
+            memory.setdefault(role, {})[kind.removesuffix("_bytes")] = value
+    return steps, evals, memory
+
+
+def spending(run: Measured, prompts_per_step: int, minibatches: int, devices: int) -> dict[str, list[float]]:
+    """By axis, what has been spent after 0, 1, 2, ... training steps. Measuring the gradient's noise is not training."""
+    seconds = [
+        step - noise for step, noise in zip(run.column("time/step_s"), run.column("time/gradient_noise_s"), strict=True)
+    ]
+    tokens = [one + other for one, other in zip(run.column("tokens/response"), run.column("tokens/greedy"), strict=True)]
+    each = {
+        "completions": run.column("samples/sampled"),
+        "tokens": tokens,
+        "prompts": [rounds * prompts_per_step for rounds in run.column("sampling/rounds", 1.0)],
+        "updates": [epochs * minibatches for epochs in run.column("policy/epochs")],
+        "seconds": seconds,
+        "device_seconds": [value * devices for value in seconds],
+    }
+    assert list(each) == list(AXES)
+    return {axis: [0.0, *accumulate(values)] for axis, values in each.items()}
+
+
+def learning(run: Measured, spent: Sequence[float], metric: str) -> Curve:
+    """(spent, value) of an evaluation metric, or of the reward as the mean of the last few steps."""
+    if metric in run.evals:
+        return [(spent[step], value) for step, value in run.evals[metric]]
+    values = run.column(metric)
+    smooth = [statistics.fmean(values[max(0, end - SMOOTH) : end]) for end in range(1, len(values) + 1)]
+    return [(0.0, values[0]), *zip(spent[1:], smooth, strict=True)]
+
+
+def timed_steps(run: Measured, skip: int) -> list[int]:
+    """Training steps, from 0, whose times count: not the first ones, and none in which more was measured."""
+    quiet = [step for step, noise in enumerate(run.column("time/gradient_noise_s")) if noise == 0]
+    return [step for step in quiet if step >= skip] or quiet or list(range(run.length))
+
+
+def times(run: Measured, skip: int) -> dict[str, float]:
+    """Mean seconds of a step and of its parts, `step` and the names of `PARTS`; what no part covers is `rest`."""
+    chosen = timed_steps(run, skip)
+    mean = _mean_over(run, chosen)
+    found = {part: mean(f"time/{part}_s") for part in PARTS if f"time/{part}_s" in run.steps}
+    step = mean("time/step_s")
+    return {"step": step, **found, "rest": step - sum(found.values())}
+
+
+def costs(
+    run: Measured,
+    skip: int,
+    prompts_per_step: int,
+    shapes: tuple[ModelShape, ModelShape | None],
+    settings: Mapping[str, Any],
+    peak: float | None,
+) -> dict[str, Any]:
+    """What a step of the run costs: times, tokens, operations by phase, and their share of the machine's peak."""
+    chosen = timed_steps(run, skip)
+    mean, seconds = _mean_over(run, chosen), times(run, skip)
+    samples = mean("samples/sampled")
+    size = StepSize(
+        prompts=prompts_per_step * (mean("sampling/rounds") or 1.0),
+        samples=samples,
+        prompt_tokens=mean("tokens/prompt") / samples,
+        response_tokens=mean("tokens/response") / samples,
+    )
+    reference = any("infer_reference" in key for key in run.steps)
+    epochs, again = settings["train.epochs_per_batch"], settings["model.gradient_checkpointing"]
+    flops = step_flops(size, shapes[0], shapes[1], reference, epochs, again)
+    return {
+        "seconds": seconds,
+        "critic_share": sum(seconds.get(part, 0.0) for part in OF_THE_CRITIC) / seconds["step"],
+        "response_tokens": mean("tokens/response"),
+        "response_tokens_per_s": mean("tokens/response") / seconds["step"],
+        "tokens_per_s": (mean("tokens/prompt") + mean("tokens/response")) / seconds["step"],
+        "flops": flops,
+        "share_of_peak": share_of_peak(flops, seconds, peak) if peak else {},
+    }
+
+
+def memory(run: Measured) -> dict[str, dict[str, float]]:
+    """By role, the bytes of every item, the `peak` of its process or allocator, and `other`, which no item explains."""
+    found = {}
+    for role, kinds in run.memory.items():
+        items = {item: float(kinds.get(item) or 0.0) for item in ITEMS}
+        peak = float(kinds.get("peak") or 0.0)
+        found[role] = {**items, "other": peak - sum(items.values()), "peak": peak}
+    return found
+
+
+def _mean_over(run: Measured, chosen: Sequence[int]) -> Callable[[str], float]:
+    def mean(key: str) -> float:
+        column = run.column(key)
+        return statistics.fmean(column[step] for step in chosen)
+
+    return mean

@@ -1,0 +1,350 @@
+"""The report: `report.html`, `report.md`, `results.json`, `results.csv` and the main figure, all from the results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ab.measure import AXES, ITEMS, PARTS
+from ab.results import REWARD, derive
+from ab.verdict import HELD, critic_bytes, difference_text, label, sentences, where
+from tandem.launch.charts import bars, intervals, lines
+from tandem.launch.report import STYLE
+from tandem.platform.config import ConfigError
+from tandem.platform.plan import human_bytes
+from tandem.platform.records import write_json, write_text
+from tandem.platform.redact import redacted, redacted_values
+
+MIB = 2**20
+COMMAND = "python benchmarks/critic_vs_group.py"
+HEADLINE = 3  # arms whose curves are drawn together: those of the first comparisons
+Table = list[list[str]]
+
+
+def write(results: Mapping[str, Any], out: Path) -> Path:
+    """Writes every form of the report into a folder; returns the path of the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "results.json", redacted_values(dict(results)))
+    write_text(out / "results.csv", redacted(as_csv(results)))
+    write_text(out / "report.md", redacted(as_markdown(results)))
+    write_text(out / "figure.svg", main_figure(results))
+    write_text(out / "report.html", redacted(as_html(results)))
+    return out / "report.html"
+
+
+def rebuild(folder: Path) -> Path:
+    """The report of a folder anew from its `results.json`: the raw numbers are kept, all else follows from them.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    try:
+        raw = json.loads((folder / "results.json").read_text())
+        return write({**raw, "derived": derive(raw)}, folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"report={folder}: no results.json to build from: {type(error).__name__}: {error}") from error
+
+
+def as_html(results: Mapping[str, Any]) -> str:
+    """The page; needs nothing else."""
+    verdict = "".join(f"<p>{escape(text)}</p>" for text in sentences(results))
+    parts = "".join(
+        f'<h2>{escape(title)}</h2><div class="charts">{"".join(charts)}</div>'
+        for title, charts in figures(results)
+        if any(charts)
+    )
+    tables = "".join(
+        f'<h2>{escape(title)}</h2><p>{escape(note)}</p><div class="wide">{_html_table(rows)}</div>'
+        for title, note, rows in all_tables(results)
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Critic against group sampling</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
+        f"<h1>What the critic costs and what it buys</h1>{verdict}{parts}{tables}{_conditions(results)}</body></html>\n"
+    )
+
+
+def as_markdown(results: Mapping[str, Any]) -> str:
+    """The same as text."""
+    blocks = ["# What the critic costs and what it buys", f"Built by `{COMMAND}`.", *sentences(results), "![](figure.svg)"]
+    for title, note, rows in all_tables(results):
+        blocks += [f"## {title}", note, _markdown_table(rows)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def as_csv(results: Mapping[str, Any]) -> str:
+    """A line for each run: how it ended, what it spent, what it reached."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    keys = sorted({key for run in results["runs"] for key in run["evals"]})
+    writer.writerow(["arm", "seed", "status", "error", "steps", "startup_s", "step_s_total", *keys, "last reward/mean"])
+    for run in results["runs"]:
+        steps = run["steps"].get("time/step_s", [])
+        last = [run["evals"][key][-1][1] if run["evals"].get(key) else "" for key in keys]
+        reward = (run["steps"].get(REWARD) or [""])[-1]
+        head = [run["arm"], run["seed"], run["status"], run["error"] or "", len(steps), run["startup_s"] or ""]
+        writer.writerow([*head, f"{sum(steps):.6g}", *last, reward])
+    return text.getvalue()
+
+
+def main_figure(results: Mapping[str, Any]) -> str:
+    """The figure of the README: learning at equal completions and at equal time, side by side with memory and step time."""
+    metric = results["derived"]["metrics"][0]
+    charts = [_learning(results, metric, axis) for axis in ("completions", "seconds")] + [_times(results), _held(results)]
+    columns, width = 2, 470
+    placed, y = [], 0
+    for start in range(0, len(charts), columns):
+        row = [chart for chart in charts[start : start + columns] if chart]
+        heights = [float(chart.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()[1]) for chart in row]
+        for number, (chart, height) in enumerate(zip(row, heights, strict=True)):
+            place = f'<svg x="{number * width}" y="{y}" width="460" height="{height:.0f}" '
+            placed.append(chart.replace("<svg ", place, 1))
+        y += int(max(heights, default=0)) + 12
+    style = 'font-family="system-ui, sans-serif" style="background:#fff"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * width} {y}" {style}>{"".join(placed)}</svg>\n'
+
+
+def figures(results: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """By section, every chart."""
+    metrics = results["derived"]["metrics"]
+    return [
+        (f"Learning: {metrics[0]}, mean and range over seeds", [_learning(results, metrics[0], axis) for axis in AXES]),
+        ("Reward", [_learning(results, REWARD, axis) for axis in ("completions", "seconds")]),
+        ("Costs", [_times(results), _held(results), _flops(results), *_items(results)]),
+        ("Sweeps, at equal completions", [_groups(results, metrics[0]), _critics(results, metrics[0])]),
+        (
+            f"Differences of {metrics[0]} at equal budgets, 95 % paired bootstrap",
+            [_differences(results, metrics[0], axis) for axis in AXES],
+        ),
+    ]
+
+
+def _learning(results: Mapping[str, Any], metric: str, axis: str) -> str:
+    arms = results["derived"]["arms"]
+    curves = {label(results, name): arms[name]["curves"][metric][axis] for name in _headline(results)}
+    series = {name: [(x, y) for x, y, _, _ in rows] for name, rows in curves.items()}
+    around = {name: [(x, low, high) for x, _, low, high in rows] for name, rows in curves.items()}
+    return lines(metric, series, bands=around, x_label=AXES[axis])
+
+
+def _times(results: Mapping[str, Any]) -> str:
+    rows = {
+        label(results, name): {part: arm["costs"]["seconds"].get(part, 0.0) for part in (*PARTS, "rest")}
+        for name, arm in _finished(results).items()
+    }
+    used = [part for part in (*PARTS, "rest") if any(row[part] > 0.005 * sum(row.values()) for row in rows.values())]
+    return bars(
+        "time of a step", {name: {part: max(row[part], 0.0) for part in used} for name, row in rows.items()}, "s", 150
+    )
+
+
+def _held(results: Mapping[str, Any]) -> str:
+    rows = {
+        label(results, name): {
+            role: sum(kinds[item] for item in (*HELD, "cache")) / MIB for role, kinds in arm["memory"].items()
+        }
+        for name, arm in _finished(results).items()
+    }
+    return bars("tensors of each role", rows, "MiB", 150)
+
+
+def _flops(results: Mapping[str, Any]) -> str:
+    rows = {
+        label(results, name): {phase: count / 1e9 for phase, count in arm["costs"]["flops"].items()}
+        for name, arm in _finished(results).items()
+    }
+    return bars("operations of a step", rows, "GFLOP", 150)
+
+
+def _items(results: Mapping[str, Any]) -> list[str]:
+    """Of the first arm with a critic and the first without, what each role's process holds."""
+    arms, charts = _finished(results), []
+    wanted = [next((n for n in arms if ("critic" in arms[n]["memory"]) == has), None) for has in (True, False)]
+    for name in (name for name in wanted if name is not None):
+        rows = {
+            role: {kind: max(kinds[kind], 0.0) / MIB for kind in (*ITEMS, "other")}
+            for role, kinds in arms[name]["memory"].items()
+        }
+        charts.append(bars(f"{label(results, name)}: memory at the peak", rows, "MiB"))
+    return charts
+
+
+def _groups(results: Mapping[str, Any], metric: str) -> str:
+    """By algorithm, accuracy over the group size, of the arms that differ in nothing else."""
+    arms = _finished(results)
+    series: dict[str, list[tuple[float, float]]] = {}
+    around: dict[str, list[tuple[float, float, float]]] = {}
+    for arm in sorted(results["arms"], key=lambda arm: int(arm["group"])):
+        if arm["is_plain"] and arm["name"] in arms:
+            found = arms[arm["name"]]["at_budget"][metric]["completions"]
+            series.setdefault(arm["algo"], []).append((arm["group"], found["value"]))
+            around.setdefault(arm["algo"], []).append((arm["group"], found["low"], found["high"]))
+    return lines(metric, series, bands=around, x_label="samples per prompt, G")
+
+
+def _critics(results: Mapping[str, Any], metric: str) -> str:
+    rows = {}
+    for arm in results["arms"]:
+        found = _finished(results).get(arm["name"])
+        if found and arm["critic"]:
+            value = found["at_budget"][metric]["completions"]
+            rows[f"{arm['label']}, {human_bytes(critic_bytes(found))}"] = (value["value"], value["low"], value["high"])
+    return intervals(metric, rows, zero=False)
+
+
+def _differences(results: Mapping[str, Any], metric: str, axis: str) -> str:
+    rows = {
+        f"{label(results, one['ours'])} - {label(results, one['theirs'])}": tuple(
+            one["difference"][end] for end in ("value", "low", "high")
+        )
+        for one in results["derived"]["comparisons"]
+        if one["metric"] == metric and one["axis"] == axis and one["difference"]
+    }
+    return intervals(f"at equal {AXES[axis]}", rows)
+
+
+def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
+    """(title, note, rows with their head first) of every table."""
+    axes = "; ".join(f"{words}: {results['derived']['budgets'][axis]:,.6g}" for axis, words in AXES.items())
+    return [
+        ("Comparisons", f"Ours less theirs, each axis cut where every arm has got to ({axes}).", _comparison_rows(results)),
+        (
+            "Cost of a step",
+            "Means over seeds and steps, the first steps and those that measured more left out.",
+            _cost_rows(results),
+        ),
+        (
+            "Memory",
+            "From the tensors; `other` is what the peak of the process has besides (on CUDA: of the allocator).",
+            _memory_rows(results),
+        ),
+        ("Learning", "Means over steps and seeds.", _trend_rows(results)),
+        ("Arms", "What each sets otherwise than the first one.", _arm_rows(results)),
+    ]
+
+
+def _comparison_rows(results: Mapping[str, Any]) -> Table:
+    rows = [["ours", "theirs", "metric", "budget", "difference", "interquartile means", "P(ours better)", "verdict"]]
+    for one in results["derived"]["comparisons"]:
+        means = " / ".join(f"{value:.3f}" for value in one.get("interquartile_mean", [])) or "-"
+        chance = "-" if "probability_of_improvement" not in one else f"{one['probability_of_improvement']:.2f}"
+        names = [label(results, one["ours"]), label(results, one["theirs"])]
+        rows.append([*names, one["metric"], one["axis"], difference_text(one), means, chance, one["verdict"]])
+    return rows
+
+
+def _cost_rows(results: Mapping[str, Any]) -> Table:
+    head = [
+        "arm",
+        "step, s",
+        "critic, of a step",
+        "generate, s",
+        "update actor, s",
+        "update critic, s",
+        "response tokens/s",
+    ]
+    rows = [[*head, "all tokens/s", "GFLOP", "of the peak: generate", "update actor", "startup, s"]]
+    for name, arm in _finished(results).items():
+        costs, seconds = arm["costs"], arm["costs"]["seconds"]
+        share = {phase: f"{value:.0%}" for phase, value in costs["share_of_peak"].items()}
+        rows.append(
+            [
+                label(results, name),
+                f"{seconds['step']:.3f}",
+                f"{arm['critic_share']['value']:.0%}",
+                f"{seconds['generate']:.3f}",
+                f"{seconds.get('update_actor', 0):.3f}",
+                f"{seconds['update_critic']:.3f}" if "update_critic" in seconds else "-",
+                f"{costs['response_tokens_per_s']:.0f}",
+                f"{costs['tokens_per_s']:.0f}",
+                f"{sum(costs['flops'].values()) / 1e9:.1f}",
+                share.get("generate", "-"),
+                share.get("update_actor", "-"),
+                f"{arm['startup_s']:.1f}",
+            ]
+        )
+    return rows
+
+
+def _memory_rows(results: Mapping[str, Any]) -> Table:
+    rows = [["arm", "role", *ITEMS, "other", "peak", "explained"]]
+    for name, arm in _finished(results).items():
+        for role, kinds in arm["memory"].items():
+            shown = [_size(kinds[kind]) for kind in (*ITEMS, "other", "peak")]
+            explained = f"{1 - kinds['other'] / kinds['peak']:.0%}" if kinds["peak"] else "-"
+            rows.append([label(results, name), role, *shown, explained])
+    return rows
+
+
+def _trend_rows(results: Mapping[str, Any]) -> Table:
+    arms = _finished(results)
+    keys = list(dict.fromkeys(key for arm in arms.values() for key in arm["trends"]))
+    rows = [["arm", "finished", *keys]]
+    for name, arm in arms.items():
+        numbers = [f"{arm['trends'][key]:.4g}" if key in arm["trends"] else "-" for key in keys]
+        rows.append([label(results, name), f"{arm['finished']} of {arm['runs']}", *numbers])
+    return rows
+
+
+def _arm_rows(results: Mapping[str, Any]) -> Table:
+    rows = [["arm", "name", "settings"]]
+    for arm in results["arms"]:
+        own = ", ".join(
+            f"{key}={value}" for key, value in arm["differs"].items() if key not in ("algo.paper", "critic.path")
+        )
+        rows.append([arm["label"], arm["name"], own or "-"])
+    return rows
+
+
+def _conditions(results: Mapping[str, Any]) -> str:
+    machine = results["machine"]
+    facts = {
+        "devices": where(machine),
+        "matrix product": f"{machine['peak_flops'] / 1e9:.0f} GFLOP/s" if machine["peak_flops"] else "not measured",
+        "first weights": results["model"]["digest"],
+        **machine["versions"],
+    }
+    settings = {**facts, **results["settings"]}
+    rows = [["key", "value"], *([key, str(value)] for key, value in settings.items())]
+    return f"<details><summary>Machine, versions, settings</summary>{_html_table(rows)}</details>"
+
+
+def _headline(results: Mapping[str, Any]) -> list[str]:
+    """The arms of the first comparisons that have finished."""
+    arms = _finished(results)
+    pairs = [name for one in results["derived"]["comparisons"] for name in (one["ours"], one["theirs"])]
+    return [name for name in dict.fromkeys([*pairs, *arms]) if name in arms][:HEADLINE]
+
+
+def _finished(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arm for name, arm in results["derived"]["arms"].items() if arm["finished"]}
+
+
+def _size(value: float) -> str:
+    return "-" if value == 0 else f"-{human_bytes(-value)}" if value < 0 else human_bytes(value)
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    return (
+        "<table><thead>"
+        + _row("th", rows[0])
+        + "</thead><tbody>"
+        + "".join(_row("td", row) for row in rows[1:])
+        + "</tbody></table>"
+    )
+
+
+def _row(kind: str, cells: Iterable[str]) -> str:
+    return "<tr>" + "".join(f"<{kind}>{escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    text = ["| " + " | ".join(str(cell).replace("|", "/") for cell in row) + " |" for row in rows]
+    return "\n".join([text[0], "|" + "---|" * len(rows[0]), *text[1:]])

@@ -1,0 +1,158 @@
+"""The runs of the benchmark: one after the other on the same devices, arms alternating, each kept once it has ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ab.arms import Arm, differing
+from tandem.launch.main import main as _main
+from tandem.platform.config import ConfigError
+from tandem.platform.records import write_json
+
+LAUNCH = Path(str(sys.modules[_main.__module__].__file__)).resolve()
+FINISHED, FAILED = "finished", "failed"
+STOPPED = (130, 143, -2, -15)  # exit codes of a run that somebody ended: it says nothing and is made again
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run left: `records` are the lines of its metrics.jsonl."""
+
+    arm: str
+    seed: int
+    status: str
+    error: str | None
+    settings: dict[str, Any]
+    identity: dict[str, str]  # digests of first weights and data
+    startup_s: float | None
+    records: list[dict[str, Any]] = field(repr=False)
+
+
+class Interrupted(Exception):
+    """A run was ended from outside; what has been measured is kept."""
+
+
+def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
+    """Every arm with every seed; each seed begins with another arm, so that a machine that slows down favours none."""
+    for place, seed in enumerate(seeds):
+        turn = place % len(arms)
+        for arm in [*arms[turn:], *arms[:turn]]:
+            yield arm, seed
+
+
+def run_all(arms: Sequence[Arm], seeds: Sequence[int], out: Path) -> list[Run]:
+    """Makes every run that `out` does not hold yet.
+
+    Raises:
+        ConfigError: `out` holds a run of another setting. Interrupted.
+    """
+    wanted = list(order(arms, seeds))
+    for arm, seed in wanted:
+        if kept := _kept(arm, seed, out):
+            _check_same(arm, seed, kept, out)
+    results = []
+    for number, (arm, seed) in enumerate(wanted, start=1):
+        run = _kept(arm, seed, out)
+        if run is None:
+            print(f"{number}/{len(wanted)}  {arm.name} seed {seed} ", end="", flush=True)
+            start = time.monotonic()
+            run = make_run(arm, seed, out)
+            print(f"{run.status} in {time.monotonic() - start:.0f} s" + (f": {run.error}" if run.error else ""), flush=True)
+        results.append(run)
+    return results
+
+
+def make_run(arm: Arm, seed: int, out: Path) -> Run:
+    """One run by the command users type; how it ended is part of the result.
+
+    Raises:
+        Interrupted: it was ended from outside.
+    """
+    name = _name(arm, seed)
+    folder, log = out / "runs" / name, out / "runs" / f"{name}.log"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    own = [f"run.seed={seed}", f"run.name={name}", f"run.dir='{folder.parent.absolute()}'", "checkpoint.resume=never"]
+    command = [sys.executable, str(LAUNCH), *arm.overrides, *own]
+    with log.open("w") as text:
+        process = subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT, cwd=LAUNCH.parent.parent)
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if code in STOPPED:
+        raise Interrupted(f"{name} was ended from outside; the same command goes on with it")
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    run = _read(arm, seed, folder, log, code)
+    write_json(out / "runs" / f"{name}.json", asdict(run))
+    return run
+
+
+def machine() -> dict[str, Any]:
+    """Where the runs are made."""
+    import torch
+
+    from tandem.launch.versions import versions
+
+    devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {"cores": len(os.sched_getaffinity(0)), "gpus": devices, "versions": versions()}
+
+
+def weights_digest(path: str) -> str:
+    """Digest of the weights in a folder; a hub name stands for itself."""
+    files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []
+    if not files:
+        return path
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:16]
+
+
+def _read(arm: Arm, seed: int, folder: Path, log: Path, code: int) -> Run:
+    from tandem.launch.runs import records
+
+    path = folder / "summary.json"
+    summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    finished = code == 0 and summary.get("status") == FINISHED
+    said = summary.get("error") or _last_line(log) or f"exit code {code}"
+    return Run(
+        arm=arm.name,
+        seed=seed,
+        status=FINISHED if finished else FAILED,
+        error=None if finished else str(said).splitlines()[0],
+        settings=arm.settings,
+        identity=summary.get("identity", {}),
+        startup_s=summary.get("time/startup_s"),
+        records=records(folder),
+    )
+
+
+def _kept(arm: Arm, seed: int, out: Path) -> Run | None:
+    path = out / "runs" / f"{_name(arm, seed)}.json"
+    return Run(**json.loads(path.read_text())) if path.exists() else None
+
+
+def _check_same(arm: Arm, seed: int, kept: Run, out: Path) -> None:
+    own = json.loads(json.dumps(arm.settings, default=str))
+    if different := differing(kept.settings, own):
+        key, (before, now) = next(iter(different.items()))
+        raise ConfigError(f"{out} holds {_name(arm, seed)} with {key}={before}, now it is {now}. Set another out=FOLDER")
+
+
+def _name(arm: Arm, seed: int) -> str:
+    return f"{arm.name}-seed{seed}"
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,59 @@
+"""What the critic costs and what it buys: PPO and GRPO side by side on one model, data set and machine.
+
+python benchmarks/critic_vs_group.py                                   # the embedded task: at most 20 minutes on 2 cores
+python benchmarks/critic_vs_group.py arms=[ppo_8,grpo_8] seeds=[0,1,2] model.path=FOLDER data.train=FILE data.eval=FILE
+python benchmarks/critic_vs_group.py report=outputs/critic_vs_group    # the report again, without training
+
+Arms, controls and comparisons are conf/benchmark/critic_vs_group.yaml; its keys are given as here, and any other setting is
+one of every run. The results are in out=FOLDER; an interrupted benchmark goes on when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code (0 done, 2 not started, 130 interrupted)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from ab.runs import Interrupted
+    from tandem.platform.config import ConfigError
+    from tandem.platform.redact import redacted
+
+    try:
+        return _benchmark(arguments)
+    except ConfigError as error:
+        print(f"configuration error: {redacted(str(error))}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, Interrupted) as error:
+        print(f"interrupted; the same command goes on from here. {error}", file=sys.stderr)
+        return 130
+
+
+def _benchmark(arguments: list[str]) -> int:
+    from ab.arms import load_plan, make_arms
+    from ab.page import rebuild, write
+    from ab.results import collect
+    from ab.runs import run_all
+
+    plan, given = load_plan(arguments)
+    if plan.report is not None:
+        print(rebuild(Path(plan.report)))
+        return 0
+    arms = make_arms(plan, given)
+    out = Path(plan.out)
+    runs = run_all(arms, plan.seeds, out)
+    results: dict[str, Any] = collect(plan, arms, runs)
+    print(write(results, out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

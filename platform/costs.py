@@ -1,0 +1,82 @@
+"""What a step costs in floating-point operations, phase by phase. Pure arithmetic.
+
+Multiplications and additions of matrix products, 2 to a multiply-add, as in Kaplan et al., Scaling Laws,
+https://arxiv.org/abs/2001.08361, section 2.1, with the attention over the context: 4 x layers x width for each token and
+each token it attends to (scores, then values). Causal halves are not taken off, as kernels on a CPU compute them. What is
+needed is counted, not what padding adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the operations of a decoder depend on."""
+
+    layers: int
+    attention_width: int  # query heads x their dimensions
+    block_parameters: int  # of all matrices of all layers: no embeddings, no head
+    head_parameters: int  # of the output layer: hidden size x vocabulary, or x 1 for a value
+
+    def forward(self, tokens: float, context: float, outputs: float) -> float:
+        """Operations of a forward pass.
+
+        Args:
+            tokens: that pass through the layers. context: for each of them the tokens it attends to, summed.
+            outputs: tokens at which the head is computed.
+        """
+        attention = 4 * self.layers * self.attention_width * context
+        return 2 * self.block_parameters * tokens + attention + 2 * self.head_parameters * outputs
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """How much a training step handles."""
+
+    prompts: float  # that are sampled from
+    samples: float
+    prompt_tokens: float  # of a prompt, mean
+    response_tokens: float  # of a sample, mean
+
+
+def step_flops(
+    size: StepSize,
+    actor: ModelShape,
+    critic: ModelShape | None,
+    reference: bool,
+    epochs: float = 1.0,
+    recompute: bool = False,
+) -> dict[str, float]:
+    """Operations of a step by phase: `generate`, `infer_*`, `update_critic`, `update_actor`.
+
+    Squares of lengths are taken of the means. A prompt is read once for all its samples; training passes cost three forward
+    passes, four where activations are computed again.
+    """
+    length = size.prompt_tokens + size.response_tokens
+    tokens, context = size.samples * length, size.samples * length**2
+    one_pass = actor.forward(tokens, context, tokens)
+    training = (4 if recompute else 3) * epochs
+    phases = {"generate": _generation(size, actor), "infer_old": one_pass}
+    if reference:
+        phases["infer_reference"] = one_pass
+    if critic is not None:
+        values = critic.forward(tokens, context, tokens)
+        phases |= {"infer_values": values, "update_critic": training * values}
+    return phases | {"update_actor": training * one_pass}
+
+
+def _generation(size: StepSize, actor: ModelShape) -> float:
+    reading = actor.forward(size.prompts * size.prompt_tokens, size.prompts * size.prompt_tokens**2, size.prompts)
+    # The first token of a response comes from the prompt's pass.
+    written = max(size.response_tokens - 1, 0.0)
+    seen = size.prompt_tokens + (written + 1) / 2  # by each of them, on average
+    decoded = size.samples * written
+    return reading + actor.forward(decoded, decoded * seen, decoded)
+
+
+def share_of_peak(flops: Mapping[str, float], seconds: Mapping[str, float], peak: float) -> dict[str, float]:
+    """By phase, the share of the machine's `peak` operations per second that its time has seen; timed phases alone."""
+    return {phase: count / seconds[phase] / peak for phase, count in flops.items() if seconds.get(phase, 0.0) > 0}

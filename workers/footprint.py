@@ -1,0 +1,60 @@
+"""What a process needs memory for: its baseline, and what a forward pass keeps for the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def baseline_bytes(device: torch.device, held: int) -> int:
+    """What is resident now, less the `held` bytes that are known: interpreter, libraries, their caches.
+
+    On CUDA 0: the allocator, whose peak is compared with, counts tensors alone.
+    """
+    if device.type == "cuda":
+        return 0
+    return max(0, int(psutil.Process().memory_info().rss) - held)
+
+
+class Activations:
+    """Bytes that the largest forward pass so far has kept for its backward pass, from the tensors themselves.
+
+    Each storage counts once, parameters do not: logits and log-probs count as what autograd keeps of them. Only a pass
+    larger than all before is looked at, so that the others cost nothing.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._largest = 0  # elements of its micro-batch
+
+    @contextmanager
+    def watch(self, elements: int) -> Iterator[None]:
+        """The body is a forward pass over so many elements."""
+        if elements <= self._largest:
+            yield
+            return
+        self._largest = elements
+        storages: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            if not (isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)):
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        def give(saved: Any) -> Any:
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(note, give):
+            yield
+        self.bytes = max(self.bytes, sum(storages.values()))
