@@ -146,7 +146,7 @@ def _arm(plan: Plan, name: str, given: Sequence[str]) -> Arm:
             "Set completions to one"
         )
     sizes = {"data.prompts_per_step": plan.completions // made.group, "rollout.samples_per_prompt": made.group}
-    shared = [f"{key}={_text(value)}" for key, value in plan.settings.items()]
+    shared = [f"{key}={_text(value)}" for key, value in _shared(plan, given).items()]
     own = [f"{key}={_text(value)}" for key, value in {**sizes, **made.settings}.items()]
     unread = _unread(compose([f"algo={made.algo}", *own])[0])
     read = [text for text in given if not _is_in(text.lstrip("+").partition("=")[0], unread)]
@@ -163,6 +163,16 @@ def _arm(plan: Plan, name: str, given: Sequence[str]) -> Arm:
         raise ConfigError(f"arm {name}: {error}") from error
     critic = (config.critic.path or first) if _algorithm(config).needs_critic else None
     return Arm(name, made.label, tuple(overrides), config, first, critic, unread)
+
+
+def _shared(plan: Plan, given: Sequence[str]) -> dict[str, Any]:
+    """The plan's settings of every run that the command line leaves as they are.
+
+    All roles in one process is for the embedded model: with another one, or a cluster, they are Ray actors.
+    """
+    keys = {text.lstrip("+").partition("=")[0] for text in given}
+    on_ray = "model.path" in keys or any(key.startswith("cluster.") for key in keys)
+    return {key: value for key, value in plan.settings.items() if key not in keys and not (key == "cluster" and on_ray)}
 
 
 def _algorithm(config: Config) -> Algorithm:

@@ -172,14 +172,28 @@ def costs(
     }
 
 
-def memory(run: Measured) -> dict[str, dict[str, float]]:
-    """By role, the bytes of every item, the `peak` of its process or allocator, and `other`, which no item explains."""
-    found = {}
-    for role, kinds in run.memory.items():
-        items = {item: float(kinds.get(item) or 0.0) for item in ITEMS}
-        peak = float(kinds.get("peak") or 0.0)
-        found[role] = {**items, "other": peak - sum(items.values()), "peak": peak}
-    return found
+def memory(run: Measured, one_process: bool) -> dict[str, dict[str, float]]:
+    """By role, the bytes of every item, the `peak` of its process or allocator, and `other`, which no item explains.
+
+    Roles in one process have tensors of their own; baseline, peak and what nothing explains are the `process`'s, whose peak
+    has the activations of one role at a time.
+    """
+    items = {role: {item: float(kinds.get(item) or 0.0) for item in ITEMS} for role, kinds in run.memory.items()}
+    peaks = {role: float(kinds.get("peak") or 0.0) for role, kinds in run.memory.items()}
+    if not one_process:
+        return {role: _with_rest(own, peaks[role], sum(own.values())) for role, own in items.items()}
+    # A role that was loaded later has found the tensors of the others in the process.
+    baseline = min((own["baseline"] for own in items.values() if own["baseline"]), default=0.0)
+    roles = {role: _with_rest({**own, "baseline": 0.0}, 0.0, 0.0) for role, own in items.items()}
+    # They train one after the other: when one has activations, the others have none.
+    held = sum(own[item] for own in items.values() for item in ITEMS if item not in ("activations", "baseline"))
+    known = baseline + held + max(own["activations"] for own in items.values())
+    process = _with_rest({**dict.fromkeys(ITEMS, 0.0), "baseline": baseline}, max(peaks.values()), known)
+    return {**roles, "process": process}
+
+
+def _with_rest(items: Mapping[str, float], peak: float, known: float) -> dict[str, float]:
+    return {**items, "other": peak - known, "peak": peak}
 
 
 def _mean_over(run: Measured, chosen: Sequence[int]) -> Callable[[str], float]:

