@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,31 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
                     own.pop(name).data.copy_(tensor)
         if own:
             raise CheckpointError(f"{checkpoint.path} lacks {len(own)} of the model's tensors, {min(own)} first")
-        model.save_pretrained(to)
         # As they were: loading and saving a tokenizer may change it.
         (Path(folder) / "config.json").unlink()
-        shutil.copytree(folder, to, dirs_exist_ok=True)  # several chat templates are a folder
-    again = dict(AutoModelForCausalLM.from_pretrained(to, **options).named_parameters())
-    different = [name for name, tensor in model.named_parameters() if not tensor.equal(again[name])]
-    if different:
-        raise CheckpointError(
-            f"{to} does not load as it was written: {len(different)} tensors differ, {different[0]} first"
-        )
+        _write(model, Path(folder), to, options)
     return checkpoint.step
+
+
+def _write(model: Any, rest: Path, to: Path, options: Mapping[str, Any]) -> None:
+    """The model with all that lies in `rest`, whole or not at all."""
+    from transformers import AutoModelForCausalLM
+
+    from tandem.launch.checkpoints import CheckpointError
+
+    draft = to.with_name(f".{to.name}.{os.getpid()}.part")
+    try:
+        model.save_pretrained(draft)
+        shutil.copytree(rest, draft, dirs_exist_ok=True)  # several chat templates are a folder
+        again = dict(AutoModelForCausalLM.from_pretrained(draft, **options).named_parameters())
+        different = [name for name, tensor in model.named_parameters() if not tensor.equal(again[name])]
+        if different:
+            raise CheckpointError(
+                f"{to} would not load as it was written: {len(different)} tensors differ, {different[0]} first"
+            )
+        draft.replace(to)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,19 @@ def run(config: Config, started_at: float) -> int:
     if found:
         notes.append(f"going on after step {found.step}, from {found.path}")
         notes += [f"changed since: {change}" for change in changes(config, found)]
-    folder = make_folder(config, started_at, checkpoints, found)
+    with claimed(Path(config.run.dir) / str(config.run.name)) as folder:
+        make_folder(config, started_at, checkpoints, found)
+        return _recorded(config, folder, started_at, checkpoints, found, notes)
+
+
+def _recorded(
+    config: Config,
+    folder: Path,
+    started_at: float,
+    checkpoints: Checkpoints,
+    found: Checkpoint | None,
+    notes: Sequence[str],
+) -> int:
     outputs = open_outputs(config, folder, started_at, found)
     try:
         for text in notes:
@@ -170,6 +183,34 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, on_head_lost: Call
         ray_roles = RayRoles(config, algorithm, path, cpus)
         stack.callback(ray_roles.close)
         yield ray_roles.wait()
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[Path]:
+    """The run's folder, made if need be, which no other process trains into during the body.
+
+    Raises:
+        ConfigError: another one does, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir={folder.parent}: the run's folder cannot be written: {error}") from error
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor, folder)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"another process trains into {folder}. Wait for it to end, or set another run.name") from error
+    except OSError:  # some network file systems cannot lock a folder
+        return
 
 
 def name_run(config: Config, started_at: float) -> None:

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ab.measure import AXES, ITEMS, PARTS
+from ab.measure import AXES, ITEMS, PARTS, TRENDS
 from ab.results import REWARD, derive
 from ab.verdict import HELD, critic_bytes, difference_text, label, sentences, where
 from tandem.launch.charts import bars, intervals, lines
@@ -80,17 +80,19 @@ def as_markdown(results: Mapping[str, Any]) -> str:
 
 
 def as_csv(results: Mapping[str, Any]) -> str:
-    """A line for each run: how it ended, what it spent, what it reached."""
-    text = io.StringIO()
+    """A line for each run: how it ended, what it spent on each axis, what it had reached at the budget of each."""
+    derived, text = results["derived"], io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    keys = sorted({key for run in results["runs"] for key in run["evals"]})
-    writer.writerow(["arm", "seed", "status", "error", "steps", "startup_s", "step_s_total", *keys, "last reward/mean"])
+    reached = [(metric, axis) for metric in derived["metrics"] for axis in AXES]
+    head = ["arm", "seed", "status", "error", "startup_s", *(f"spent {axis}" for axis in AXES)]
+    writer.writerow([*head, *(f"{metric} at equal {axis}" for metric, axis in reached)])
+    finished = {(one["arm"], one["seed"]): one for one in derived["runs"]}
     for run in results["runs"]:
-        steps = run["steps"].get("time/step_s", [])
-        last = [run["evals"][key][-1][1] if run["evals"].get(key) else "" for key in keys]
-        reward = (run["steps"].get(REWARD) or [""])[-1]
-        head = [run["arm"], run["seed"], run["status"], run["error"] or "", len(steps), run["startup_s"] or ""]
-        writer.writerow([*head, f"{sum(steps):.6g}", *last, reward])
+        row = [run["arm"], run["seed"], run["status"], run["error"] or "", run["startup_s"] or ""]
+        if one := finished.get((run["arm"], run["seed"])):
+            row += [f"{one['spent'][axis]:.6g}" for axis in AXES]
+            row += [f"{one['at_budget'][metric][axis]:.6g}" for metric, axis in reached]
+        writer.writerow(row)
     return text.getvalue()
 
 
@@ -116,7 +118,8 @@ def figures(results: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     metrics = results["derived"]["metrics"]
     return [
         (f"Learning: {metrics[0]}, mean and range over seeds", [_learning(results, metrics[0], axis) for axis in AXES]),
-        ("Reward", [_learning(results, REWARD, axis) for axis in ("completions", "seconds")]),
+        ("Reward, mean of three steps", [_learning(results, REWARD, axis) for axis in AXES]),
+        ("Training, mean over seeds", [_trend(results, key) for key in TRENDS if key != REWARD]),
         ("Costs", [_times(results), _held(results), _flops(results), *_items(results)]),
         ("Sweeps, at equal completions", [_groups(results, metrics[0]), _critics(results, metrics[0])]),
         (
@@ -132,6 +135,12 @@ def _learning(results: Mapping[str, Any], metric: str, axis: str) -> str:
     series = {name: [(x, y) for x, y, _, _ in rows] for name, rows in curves.items()}
     around = {name: [(x, low, high) for x, _, low, high in rows] for name, rows in curves.items()}
     return lines(metric, series, bands=around, x_label=AXES[axis])
+
+
+def _trend(results: Mapping[str, Any], key: str) -> str:
+    arms = results["derived"]["arms"]
+    curves = {label(results, name): arms[name]["trend_curves"].get(key, []) for name in _headline(results)}
+    return lines(key, curves, x_label="training step")
 
 
 def _times(results: Mapping[str, Any]) -> str:

@@ -72,6 +72,15 @@ def derive(raw: Mapping[str, Any]) -> dict[str, Any]:
         "budgets": budgets,
         "metrics": metrics,
         "arms": {name: _arm(name, raw, runs, at, spent) for name in arms},
+        "runs": [
+            {
+                "arm": key[0],
+                "seed": key[1],
+                "spent": {axis: spent[key][axis][-1] for axis in AXES},
+                "at_budget": {metric: {axis: at[metric, axis, key] for axis in AXES} for metric in metrics},
+            }
+            for key in runs
+        ],
         "comparisons": [
             _comparison(ours, theirs, metric, axis, at, raw["plan"]["seeds"])
             for ours, theirs in raw["plan"]["comparisons"]
@@ -145,6 +154,7 @@ def _arm(
             metric: {axis: over_seeds([at[metric, axis, key] for key in own]) for axis in AXES} for metric in metrics
         },
         "trends": {key: mean([_mean_of(run, key) for run in own.values()]) for key in trends},
+        "trend_curves": {key: _by_step([run.steps[key] for run in own.values()]) for key in trends},
         "curves": {
             metric: {
                 axis: _band([measure.learning(run, spent[key][axis], metric) for key, run in own.items()]) for axis in AXES
@@ -158,6 +168,12 @@ def _band(curves: Sequence[measure.Curve]) -> list[list[float]]:
     """(spent, mean, lowest, highest) over seeds, where their evaluations are: as many in each."""
     rows = list(zip(*curves, strict=False))
     return [[mean([x for x, _ in row]), mean(ys := [y for _, y in row]), min(ys), max(ys)] for row in rows]
+
+
+def _by_step(columns: Sequence[Sequence[float | None]]) -> list[tuple[int, float]]:
+    """(step, mean over seeds) of the steps that have the number in all of them."""
+    rows = enumerate(zip(*columns, strict=False), start=1)
+    return [(step, mean([value for value in row if value is not None])) for step, row in rows if None not in row]
 
 
 def _mean_of(run: Measured, key: str) -> float:

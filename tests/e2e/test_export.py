@@ -84,6 +84,18 @@ def test_the_dtype_can_be_chosen(trained: Path, tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
 
 
+def test_what_cannot_be_read_back_is_not_left(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def refuse(*given: object, **more: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(OSError, match="the disk is full"):
+        export.export(str(trained / "checkpoints"), tmp_path / "policy")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mistakes_are_told(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.launch.resume import checkpoints_of
-from tandem.launch.run import make_folder
+from tandem.launch.run import claimed, make_folder
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.records import Recorder
 
@@ -43,3 +43,16 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"run\.dir=.*file: the run's folder cannot be written"):
         folder_of(config(tmp_path / "file"))
+
+
+def test_one_process_at_a_time_trains_into_a_folder(tmp_path: Path) -> None:
+    with claimed(tmp_path / "a"):
+        with (
+            pytest.raises(ConfigError, match=r"another process trains into .*a\. Wait for it to end"),
+            claimed(tmp_path / "a"),
+        ):
+            pass
+        with claimed(tmp_path / "b"):
+            pass
+    with claimed(tmp_path / "a") as folder:
+        assert folder.is_dir()
