@@ -155,12 +155,10 @@ def _times(results: Mapping[str, Any]) -> str:
 
 
 def _held(results: Mapping[str, Any]) -> str:
-    rows = {
-        label(results, name): {
-            role: sum(kinds[item] for item in (*HELD, "cache")) / MIB for role, kinds in arm["memory"].items()
-        }
-        for name, arm in _finished(results).items()
-    }
+    rows = {}
+    for name, arm in _finished(results).items():
+        held = {role: sum(kinds[item] for item in (*HELD, "cache")) / MIB for role, kinds in arm["memory"].items()}
+        rows[label(results, name)] = {role: size for role, size in held.items() if size > 0}
     return bars("tensors of each role", rows, "MiB", 150)
 
 
