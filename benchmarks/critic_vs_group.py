@@ -1,7 +1,7 @@
 """What the critic costs and what it buys: PPO and GRPO side by side on one model, data set and machine.
 
 python benchmarks/critic_vs_group.py                                   # the embedded task: at most 20 minutes on 2 cores
-python benchmarks/critic_vs_group.py arms=[ppo_8,grpo_8] seeds=[0,1,2] model.path=FOLDER data.train=FILE data.eval=FILE
+python benchmarks/critic_vs_group.py arms=[ppo_8,grpo_8] model.path=FOLDER data.train=FILE data.eval=FILE
 python benchmarks/critic_vs_group.py report=outputs/critic_vs_group    # the report again, without training
 
 Arms, controls and comparisons are conf/benchmark/critic_vs_group.yaml; its keys are given as here, and any other setting is
@@ -11,6 +11,7 @@ one of every run. The results are in out=FOLDER; an interrupted benchmark goes o
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         print(__doc__)
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with us
     from ab.runs import Interrupted
     from tandem.platform.config import ConfigError
     from tandem.platform.redact import redacted
@@ -39,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _benchmark(arguments: list[str]) -> int:
     from ab.arms import load_plan, make_arms
-    from ab.page import rebuild, write
-    from ab.results import collect
+    from ab.page import rebuild, save, write
+    from ab.results import derive, describe
     from ab.runs import run_all
 
     plan, given = load_plan(arguments)
@@ -48,10 +50,10 @@ def _benchmark(arguments: list[str]) -> int:
         print(rebuild(Path(plan.report)))
         return 0
     arms = make_arms(plan, given)
-    out = Path(plan.out)
-    runs = run_all(arms, plan.seeds, out)
-    results: dict[str, Any] = collect(plan, arms, runs)
-    print(write(results, out))
+    about, out = describe(plan, arms), Path(plan.out)
+    raw: dict[str, Any] = {**about, "runs": run_all(arms, plan.seeds, out, about["machine"])}
+    save(raw, out)
+    print(write({**raw, "derived": derive(raw)}, out))
     return 0
 
 

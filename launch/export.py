@@ -104,7 +104,7 @@ def _write(model: Any, rest: Path, to: Path, options: Mapping[str, Any]) -> None
 
     from tandem.launch.checkpoints import CheckpointError
 
-    draft = to.with_name(f".{to.name}.{os.getpid()}.part")
+    draft = to.absolute().with_name(f".{to.absolute().name}.{os.getpid()}.part")
     try:
         model.save_pretrained(draft)
         shutil.copytree(rest, draft, dirs_exist_ok=True)  # several chat templates are a folder
@@ -114,7 +114,7 @@ def _write(model: Any, rest: Path, to: Path, options: Mapping[str, Any]) -> None
             raise CheckpointError(
                 f"{to} would not load as it was written: {len(different)} tensors differ, {different[0]} first"
             )
-        draft.replace(to)
+        draft.replace(to.absolute())
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -13,6 +13,7 @@ from tandem.platform.plan import role_ranks
 from tandem.platform.protocols import Roles
 from tandem.workers.actor import ActorSpec, ActorWorker
 from tandem.workers.calls import Watch
+from tandem.workers.cluster import usable_cpus
 from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.inline import InlineRollouts
 from tandem.workers.placement import Placement, plan_placement, sorted_by_node
@@ -95,13 +96,15 @@ def takes_turns(config: Config, on_gpu: bool) -> bool:
 
 def inline_roles(config: Config, workers: dict[str, Any]) -> Roles:
     """Workers in this process as the roles that the driver asks."""
+    on_gpu = workers["actor"].device.type == "cuda"
     return Roles(
         actor=workers["actor"],
         rewards=workers["reward"],
         rollouts=InlineRollouts(workers["rollout"]),
         critic=workers.get("critic"),
         reference=workers.get("reference"),
-        takes_turns=takes_turns(config, workers["actor"].device.type == "cuda"),
+        devices=1.0 if on_gpu else float(usable_cpus()),
+        takes_turns=takes_turns(config, on_gpu),
     )
 
 
@@ -169,6 +172,7 @@ class RayRoles:
             rollouts=rollouts,
             critic=CriticGroup(self.ranks["critic"]) if "critic" in self.ranks else None,
             reference=ReferenceGroup(self.ranks["reference"]) if "reference" in self.ranks else None,
+            devices=self.placement.amount("GPU" if self.device == "cuda" else "CPU"),
             takes_turns=self._takes_turns,
         )
 

@@ -90,8 +90,8 @@ def run(config: Config, started_at: float) -> int:
     if found:
         notes.append(f"going on after step {found.step}, from {found.path}")
         notes += [f"changed since: {change}" for change in changes(config, found)]
-    with claimed(Path(config.run.dir) / str(config.run.name)) as folder:
-        make_folder(config, started_at, checkpoints, found)
+    with claimed(Path(config.run.dir) / str(config.run.name)):
+        folder = make_folder(config, started_at, checkpoints, found)
         return _recorded(config, folder, started_at, checkpoints, found, notes)
 
 
@@ -142,6 +142,7 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
     watching = alarms()
     with roles_of(config, algorithm, path, lambda why: _abandon(outputs, why)) as roles:
         display.begin(steps)
+        outputs.recorder.devices = roles.devices
         spans = Spans(display.phase)
         driver = Driver(
             config,
@@ -186,11 +187,13 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, on_head_lost: Call
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[Path]:
-    """The run's folder, made if need be, which no other process trains into during the body.
+def claimed(folder: Path) -> Iterator[int]:
+    """A folder, made if need be, which no other process writes runs into during the body.
+
+    The lock is that of the descriptor which is given; a child that inherits it holds the folder on.
 
     Raises:
-        ConfigError: another one does, or the folder cannot be made.
+        ConfigError: another process does, or the folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +202,7 @@ def claimed(folder: Path) -> Iterator[Path]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, folder)
-        yield folder
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -208,7 +211,9 @@ def _lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise ConfigError(f"another process trains into {folder}. Wait for it to end, or set another run.name") from error
+        raise ConfigError(
+            f"another process trains into {folder}. Wait for it to end, or set another folder or name"
+        ) from error
     except OSError:  # some network file systems cannot lock a folder
         return
 

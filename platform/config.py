@@ -191,7 +191,8 @@ class TrainConfig:
     )
     gradient_noise_every: int = setting(
         0,
-        "training steps between measurements of the gradient's variance, from two halves of the batch; 0: none",
+        "training steps between measurements of the gradient's variance, from two halves of the batch; takes the memory of "
+        "another gradient meanwhile; 0: none",
         at_least=0,
     )
 

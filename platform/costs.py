@@ -37,7 +37,8 @@ class StepSize:
     """How much a training step handles."""
 
     prompts: float  # that are sampled from
-    samples: float
+    sampled: float
+    trained: float  # of those, what the models infer and learn from
     prompt_tokens: float  # of a prompt, mean
     response_tokens: float  # of a sample, mean
 
@@ -47,25 +48,28 @@ def step_flops(
     actor: ModelShape,
     critic: ModelShape | None,
     reference: bool,
-    epochs: float = 1.0,
+    epochs: tuple[float, float] = (1.0, 1.0),
     recompute: bool = False,
 ) -> dict[str, float]:
     """Operations of a step by phase: `generate`, `infer_*`, `update_critic`, `update_actor`.
 
     Squares of lengths are taken of the means. A prompt is read once for all its samples; training passes cost three forward
     passes, four where activations are computed again.
+
+    Args:
+        epochs: passes over the batch, of the actor and of the critic.
     """
     length = size.prompt_tokens + size.response_tokens
-    tokens, context = size.samples * length, size.samples * length**2
+    tokens, context = size.trained * length, size.trained * length**2
     one_pass = actor.forward(tokens, context, tokens)
-    training = (4 if recompute else 3) * epochs
+    forwards = 4 if recompute else 3
     phases = {"generate": _generation(size, actor), "infer_old": one_pass}
     if reference:
         phases["infer_reference"] = one_pass
     if critic is not None:
         values = critic.forward(tokens, context, tokens)
-        phases |= {"infer_values": values, "update_critic": training * values}
-    return phases | {"update_actor": training * one_pass}
+        phases |= {"infer_values": values, "update_critic": forwards * epochs[1] * values}
+    return phases | {"update_actor": forwards * epochs[0] * one_pass}
 
 
 def _generation(size: StepSize, actor: ModelShape) -> float:
@@ -73,7 +77,7 @@ def _generation(size: StepSize, actor: ModelShape) -> float:
     # The first token of a response comes from the prompt's pass.
     written = max(size.response_tokens - 1, 0.0)
     seen = size.prompt_tokens + (written + 1) / 2  # by each of them, on average
-    decoded = size.samples * written
+    decoded = size.sampled * written
     return reading + actor.forward(decoded, decoded * seen, decoded)
 
 

@@ -191,6 +191,7 @@ class Roles:
     rollouts: Rollouts
     critic: Critic | None = None
     reference: Reference | None = None
+    devices: float = 1.0  # GPUs that they hold, or CPUs where models are on no GPU
     takes_turns: bool = False  # whether engines and trained models share devices that cannot hold both
 
     def trained(self) -> dict[str, Trained]:

@@ -76,6 +76,7 @@ class Recorder:
         self._evals: list[Metrics] = []
         self._startup_s: float | None = None
         self.identity: dict[str, str] = {}  # what the run began with, as digests
+        self.devices: float | None = None  # GPUs that it holds, or CPUs
         self._peak: dict[str, int] = {}
         before = folder / "metrics.jsonl"
         if before.exists() and resumed_after is not None:
@@ -114,6 +115,7 @@ class Recorder:
             "error": None if error is None else redacted(error),
             "steps": self._steps,
             "identity": self.identity,
+            "devices": self.devices,
             "resumed_after": self._resumed_after,
             "time/startup_s": self._startup_s,
             "time/total_s": time.time() - self._started_at,

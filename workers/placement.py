@@ -34,6 +34,10 @@ class Placement:
     slots: tuple[Slot, ...]
     strategy: str
 
+    def amount(self, resource: str) -> float:
+        """How much of a resource all bundles hold."""
+        return float(sum(bundle.get(resource, 0.0) for bundle in self.bundles))
+
     def of(self, role: str) -> list[Slot]:
         """The slots of a role, by rank."""
         return [slot for slot in self.slots if slot.role == role]

@@ -196,29 +196,31 @@ class DeepSpeedBackend:
         """
         self.engine.train()
         first, second = (self._gradient(parts, objective) for parts in halves)
-        variance = float((first - second).square().sum()) / 4
-        signal = float((first + second).square().sum()) / 4
+        variance = sum(_squares(a.double() - b.double()) for a, b in zip(first, second, strict=True)) / 4
+        signal = sum(_squares(a.double() + b.double()) for a, b in zip(first, second, strict=True)) / 4
         prefix = _prefix(self.name)
         noise = {f"{prefix}/gradient_noise": (variance / signal, 1.0)} if signal > 0 else {}
         return Totals({f"{prefix}/gradient_variance": (variance, 1.0), **noise}, {})
 
-    def _gradient(self, parts: Sequence[TrainBatch], objective: Objective) -> Tensor:
-        """The gradient of the parts' loss over all ranks as one vector, float64 on the CPU; not for ZeRO stage 3.
+    def _gradient(self, parts: Sequence[TrainBatch], objective: Objective) -> list[Tensor]:
+        """The gradient of the parts' loss over all ranks by parameter, on the CPU; not for ZeRO stage 3.
 
         Beside the engine, whose own gradients are left alone.
         """
         assert self.stage < 3, "validate() refuses it"
         parameters = [p for p in self.engine.module.parameters() if p.requires_grad]
-        total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+        totals = [torch.zeros(p.shape) for p in parameters]
         for part in parts:
             loss = objective(self.engine.module, part.trim().to(self.device)).loss
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-            total += torch.cat([gradient.flatten() for gradient in gradients]).double().cpu()
+            for total, gradient in zip(totals, gradients, strict=True):
+                total += gradient.float().cpu()
         if self.world_size > 1:
-            here = total.to(self.device)
-            torch.distributed.all_reduce(here)
-            total = here.cpu()
-        return total
+            for total in totals:
+                here = total.to(self.device)
+                torch.distributed.all_reduce(here)
+                total.copy_(here)
+        return totals
 
     @torch.no_grad()
     def _fingerprints(self) -> dict[str, float]:
@@ -354,6 +356,10 @@ def _prefix(name: str) -> str:
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _squares(tensor: Tensor) -> float:
+    return float(tensor.square().sum())
 
 
 def _buckets(named: list[tuple[str, Any]], bucket_bytes: int) -> Iterator[list[tuple[str, Any]]]:

@@ -16,6 +16,8 @@ from tandem.platform.validate import did_you_mean, validate
 
 CONFIG = "benchmark/critic_vs_group"
 NOT_COMPARED = ("run.name", "run.dir")
+OURS = ("run.seed", "run.name", "run.dir", "data.seed", "rollout.seed", "checkpoint.dir", "checkpoint.resume", "dry_run")
+"""Settings that the benchmark gives each run itself: with one of them fixed, its seeds would not be seeds."""
 
 
 @dataclass
@@ -98,6 +100,12 @@ def load_plan(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
             raise ConfigError(f"arms: {name} is not defined{did_you_mean(name, plan.definitions)}")
     if len(set(plan.arms)) < len(plan.arms) or len(set(plan.seeds)) < len(plan.seeds) or not plan.arms or not plan.seeds:
         raise ConfigError(f"arms={plan.arms} seeds={plan.seeds}: each is named once, and there is one at least")
+    for text in rest:
+        if (key := text.lstrip("+").partition("=")[0]) in OURS:
+            raise ConfigError(f"{text}: the benchmark sets {key} for each of its runs. Leave it out")
+    labels = [plan.definitions[name].label for name in plan.arms]
+    if len(set(labels)) < len(labels):
+        raise ConfigError(f"arms={plan.arms}: two of them have one label; give them definitions.NAME.label of their own")
     return plan, rest
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ab.measure import AXES, ITEMS, PARTS, TRENDS
 from ab.results import REWARD, derive
-from ab.verdict import HELD, critic_bytes, difference_text, label, sentences, where
+from ab.verdict import HELD, critic_bytes, difference_text, label, multiplicity, sentences, where
 from tandem.launch.charts import bars, intervals, lines
 from tandem.launch.report import STYLE
 from tandem.platform.config import ConfigError
@@ -28,13 +28,18 @@ Table = list[list[str]]
 
 def write(results: Mapping[str, Any], out: Path) -> Path:
     """Writes every form of the report into a folder; returns the path of the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "results.json", redacted_values(dict(results)))
+    save(results, out)
     write_text(out / "results.csv", redacted(as_csv(results)))
     write_text(out / "report.md", redacted(as_markdown(results)))
     write_text(out / "figure.svg", main_figure(results))
     write_text(out / "report.html", redacted(as_html(results)))
     return out / "report.html"
+
+
+def save(results: Mapping[str, Any], out: Path) -> None:
+    """Writes `results.json`, which all else follows from."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "results.json", redacted_values(dict(results)))
 
 
 def rebuild(folder: Path) -> Path:
@@ -91,7 +96,8 @@ def as_csv(results: Mapping[str, Any]) -> str:
         row = [run["arm"], run["seed"], run["status"], run["error"] or "", run["startup_s"] or ""]
         if one := finished.get((run["arm"], run["seed"])):
             row += [f"{one['spent'][axis]:.6g}" for axis in AXES]
-            row += [f"{one['at_budget'][metric][axis]:.6g}" for metric, axis in reached]
+            values = [one["at_budget"][metric][axis] for metric, axis in reached]
+            row += ["" if value is None else f"{value:.6g}" for value in values]
         writer.writerow(row)
     return text.getvalue()
 
@@ -189,8 +195,8 @@ def _groups(results: Mapping[str, Any], metric: str) -> str:
     series: dict[str, list[tuple[float, float]]] = {}
     around: dict[str, list[tuple[float, float, float]]] = {}
     for arm in sorted(results["arms"], key=lambda arm: int(arm["group"])):
-        if arm["is_plain"] and arm["name"] in arms:
-            found = arms[arm["name"]]["at_budget"][metric]["completions"]
+        found = arms[arm["name"]]["at_equal_completions"][metric] if arm["name"] in arms else None
+        if arm["is_plain"] and found:
             series.setdefault(arm["algo"], []).append((arm["group"], found["value"]))
             around.setdefault(arm["algo"], []).append((arm["group"], found["low"], found["high"]))
     return lines(metric, series, bands=around, x_label="samples per prompt, G")
@@ -200,8 +206,8 @@ def _critics(results: Mapping[str, Any], metric: str) -> str:
     rows = {}
     for arm in results["arms"]:
         found = _finished(results).get(arm["name"])
-        if found and arm["critic"]:
-            value = found["at_budget"][metric]["completions"]
+        value = found["at_equal_completions"][metric] if found and arm["critic"] else None
+        if found and value:
             rows[f"{arm['label']}, {human_bytes(critic_bytes(found))}"] = (value["value"], value["low"], value["high"])
     return intervals(metric, rows, zero=False)
 
@@ -219,9 +225,12 @@ def _differences(results: Mapping[str, Any], metric: str, axis: str) -> str:
 
 def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
     """(title, note, rows with their head first) of every table."""
-    axes = "; ".join(f"{words}: {results['derived']['budgets'][axis]:,.6g}" for axis, words in AXES.items())
     return [
-        ("Comparisons", f"Ours less theirs, each axis cut where every arm has got to ({axes}).", _comparison_rows(results)),
+        (
+            "Comparisons",
+            "Ours less theirs, each axis cut where both have got to. " + multiplicity(results),
+            _comparison_rows(results),
+        ),
         (
             "Cost of a step",
             "Means over seeds and steps, the first steps and those that measured more left out.",
@@ -239,12 +248,14 @@ def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
 
 
 def _comparison_rows(results: Mapping[str, Any]) -> Table:
-    rows = [["ours", "theirs", "metric", "budget", "difference", "interquartile means", "P(ours better)", "verdict"]]
+    head = ["ours", "theirs", "metric", "at equal", "spent", "seeds", "difference", "interquartile means"]
+    rows = [[*head, "P(ours better)", "verdict"]]
     for one in results["derived"]["comparisons"]:
         means = " / ".join(f"{value:.3f}" for value in one.get("interquartile_mean", [])) or "-"
         chance = "-" if "probability_of_improvement" not in one else f"{one['probability_of_improvement']:.2f}"
         names = [label(results, one["ours"]), label(results, one["theirs"])]
-        rows.append([*names, one["metric"], one["axis"], difference_text(one), means, chance, one["verdict"]])
+        spent = [one["axis"], f"{one['budget']:.6g}", str(len(one["seeds"]))]
+        rows.append([*names, one["metric"], *spent, difference_text(one), means, chance, one["verdict"]])
     return rows
 
 
@@ -315,7 +326,7 @@ def _conditions(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
     facts = {
         "devices": where(machine),
-        "matrix product": f"{machine['peak_flops'] / 1e9:.0f} GFLOP/s" if machine["peak_flops"] else "not measured",
+        "matrix product": f"{results['peak_flops'] / 1e9:.0f} GFLOP/s" if results["peak_flops"] else "not measured",
         "first weights": results["model"]["digest"],
         **machine["versions"],
     }

@@ -1,117 +1,135 @@
-"""From runs to what they say: budgets, arms, comparisons, verdict. `results.json` is what `collect` returns."""
+"""From runs to what they say: budgets, arms, comparisons. `describe` and the runs are raw; `derive` does the rest."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ab import measure
 from ab.arms import Arm, Definition, Plan, differing
 from ab.measure import AXES, Measured
-from ab.runs import FINISHED, Run, machine, weights_digest
+from ab.runs import FINISHED, machine, weights_digest
 from ab.shapes import measured_peak, parameters_of, shape_of
 from tandem.platform.comparison import (
+    FEWEST,
     Interval,
     interquartile_mean,
     mean,
     paired_difference,
     probability_of_improvement,
-    value_at,
 )
 from tandem.platform.config import ConfigError
 from tandem.platform.costs import ModelShape
 
 REWARD = "reward/mean"
+Key = tuple[str, int]
+"""(arm, seed) of a run."""
 
 
-def collect(plan: Plan, arms: Sequence[Arm], runs: Sequence[Run]) -> dict[str, Any]:
-    """All that a report is built from, as JSON can hold it, and what follows from it."""
-    trust = arms[0].config.model.trust_remote_code
-    peak = measured_peak(arms[0].config.model.dtype) if plan.peak else None
-    first = arms[0].settings
-    raw = {
+def describe(plan: Plan, arms: Sequence[Arm]) -> dict[str, Any]:
+    """The raw results but for the runs: plan, machine, model, data, arms, as JSON can hold them."""
+    config, first = arms[0].config, arms[0].settings
+    trust = config.model.trust_remote_code
+    is_here = plan.peak and config.cluster.address is None  # another machine's peak would say nothing of the runs
+    return {
         "plan": {**asdict(plan), "definitions": {arm.name: asdict(plan.definitions[arm.name]) for arm in arms}},
-        "machine": {**machine(), "peak_flops": peak},
+        "machine": machine(),
+        "peak_flops": measured_peak(config.model.dtype) if is_here else None,
         "model": {
-            "path": arms[0].config.model.path or "the embedded Qwen2",
+            "path": config.model.path or "the embedded Qwen2",
             "parameters": parameters_of(arms[0].model, trust),
             "digest": weights_digest(arms[0].model),
         },
         "data": first["data.train"] or f"the embedded task, {first['task.digits']}-digit {first['task.name']}",
         "settings": first,
         "arms": [_described(arm, plan.definitions[arm.name], first, trust) for arm in arms],
-        "runs": [_raw(run) for run in runs],
     }
-    return {**raw, "derived": derive(raw)}
 
 
 def derive(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Budgets, what each arm cost and learned, how arms compare; from the raw part of the results alone.
+    """Budgets, what each arm cost and learned, how arms compare; from the raw results alone.
 
     Raises:
         ConfigError: no run has finished, or runs of one seed did not begin alike.
     """
-    runs = {(run["arm"], run["seed"]): _measured(run) for run in raw["runs"] if run["status"] == FINISHED}
-    if not runs:
-        errors = {f"{run['arm']} seed {run['seed']}: {run['error']}" for run in raw["runs"]}
-        raise ConfigError("no run has finished; there is nothing to compare. " + "; ".join(sorted(errors)[:3]))
-    _check_beginnings(raw["runs"])
-    arms = {arm["name"]: arm for arm in raw["arms"]}
-    spent = {key: _spending(run, arms[key[0]], raw) for key, run in runs.items()}
-    budgets = {axis: min(spending[axis][-1] for spending in spent.values()) for axis in AXES}
-    metrics = [next(iter(runs.values())).accuracy, REWARD] if _has_accuracy(runs.values()) else [REWARD]
-    at = {
-        (metric, axis, key): value_at(measure.learning(run, spent[key][axis], metric), budgets[axis])
-        for metric in metrics
-        for axis in AXES
-        for key, run in runs.items()
-    }
+    finished = _Finished.of(raw)
+    budgets = {axis: min(spent[axis][-1] for spent in finished.spent.values()) for axis in AXES}
+    pairs = [pair for pair in raw["plan"]["comparisons"] if all(name in finished.arms for name in pair)]
     return {
         "budgets": budgets,
-        "metrics": metrics,
-        "arms": {name: _arm(name, raw, runs, at, spent) for name in arms},
-        "runs": [
-            {
-                "arm": key[0],
-                "seed": key[1],
-                "spent": {axis: spent[key][axis][-1] for axis in AXES},
-                "at_budget": {metric: {axis: at[metric, axis, key] for axis in AXES} for metric in metrics},
-            }
-            for key in runs
-        ],
+        "metrics": finished.metrics,
+        "arms": {name: _arm(name, raw, finished, budgets) for name in finished.arms},
+        "runs": [_run(key, finished, budgets) for key in finished.runs],
         "comparisons": [
-            _comparison(ours, theirs, metric, axis, at, raw["plan"]["seeds"])
-            for ours, theirs in raw["plan"]["comparisons"]
-            if ours in arms and theirs in arms
-            for metric in metrics
+            _comparison(finished, ours, theirs, metric, axis)
+            for ours, theirs in pairs
+            for metric in finished.metrics
             for axis in AXES
         ],
     }
 
 
-def _comparison(
-    ours: str, theirs: str, metric: str, axis: str, at: Mapping[Any, float], seeds: Sequence[int]
-) -> dict[str, Any]:
-    """Two arms at the same budget, over the seeds that both have finished."""
-    paired = [seed for seed in seeds if all((metric, axis, (arm, seed)) in at for arm in (ours, theirs))]
-    own, other = ([at[metric, axis, (arm, seed)] for seed in paired] for arm in (ours, theirs))
-    found = {"ours": ours, "theirs": theirs, "metric": metric, "axis": axis, "seeds": paired}
-    if len(paired) < 2:
-        return {**found, "difference": None, "verdict": "too few seeds"}
-    difference = paired_difference(own, other)
+@dataclass(frozen=True)
+class _Finished:
+    """The runs that have finished, and what each had spent after every step."""
+
+    arms: Mapping[str, Mapping[str, Any]]
+    runs: Mapping[Key, Measured]
+    spent: Mapping[Key, Mapping[str, Sequence[float]]]
+    metrics: Sequence[str]
+
+    @staticmethod
+    def of(raw: Mapping[str, Any]) -> _Finished:
+        runs = {(run["arm"], run["seed"]): _measured(run, raw) for run in raw["runs"] if run["status"] == FINISHED}
+        if not runs:
+            errors = {f"{run['arm']} seed {run['seed']}: {run['error']}" for run in raw["runs"]}
+            raise ConfigError("no run has finished; there is nothing to compare. " + "; ".join(sorted(errors)[:3]))
+        _check_beginnings(raw["runs"])
+        arms = {arm["name"]: {**arm, "settings": {**raw["settings"], **arm["differs"]}} for arm in raw["arms"]}
+        spent = {
+            key: measure.spending(run, arms[key[0]]["prompts"], arms[key[0]]["settings"]["train.minibatches"])
+            for key, run in runs.items()
+        }
+        accuracies = [run.accuracy for run in runs.values()]
+        metrics = [REWARD] if None in accuracies else [str(accuracies[0]), REWARD]
+        return _Finished(arms, runs, spent, metrics)
+
+    def of_arm(self, name: str) -> dict[Key, Measured]:
+        """The runs of an arm."""
+        return {key: run for key, run in self.runs.items() if key[0] == name}
+
+    def reached(self, key: Key, metric: str, axis: str, budget: float) -> float | None:
+        """What a run had reached when a budget was spent."""
+        return measure.reached(measure.learning(self.runs[key], self.spent[key][axis], metric), budget)
+
+
+def _comparison(finished: _Finished, ours: str, theirs: str, metric: str, axis: str) -> dict[str, Any]:
+    """Two arms over the seeds that both have finished, cut where both have got to."""
+    seeds = sorted({seed for _, seed in finished.of_arm(ours)} & {seed for _, seed in finished.of_arm(theirs)})
+    found: dict[str, Any] = {"ours": ours, "theirs": theirs, "metric": metric, "axis": axis, "seeds": seeds}
+    budget = min((finished.spent[arm, seed][axis][-1] for arm in (ours, theirs) for seed in seeds), default=0.0)
+    own, other = ([finished.reached((arm, seed), metric, axis, budget) for seed in seeds] for arm in (ours, theirs))
+    left, right = ([value for value in values if value is not None] for values in (own, other))
+    if not seeds or len(left) < len(seeds) or len(right) < len(seeds):
+        why = "no seed in common" if not seeds else "not comparable: spent before the first measurement"
+        return {**found, "budget": budget, "difference": None, "verdict": why}
+    difference = paired_difference(left, right)
     return {
         **found,
+        "budget": budget,
         "difference": asdict(difference),
-        "interquartile_mean": [interquartile_mean(own), interquartile_mean(other)],
-        "probability_of_improvement": probability_of_improvement(own, other),
+        "interquartile_mean": [interquartile_mean(left), interquartile_mean(right)],
+        "probability_of_improvement": probability_of_improvement(left, right),
         "verdict": verdict(difference),
     }
 
 
 def verdict(difference: Interval) -> str:
     """What an interval allows to say."""
+    if difference.seeds < FEWEST:
+        return f"too few seeds ({difference.seeds})"
     if not difference.shows_difference:
         return "no difference shown"
     return "more" if difference.value > 0 else "less"
@@ -122,11 +140,18 @@ def over_seeds(values: Sequence[float]) -> dict[str, float]:
     return asdict(paired_difference(values, [0.0] * len(values)))
 
 
-def _arm(
-    name: str, raw: Mapping[str, Any], runs: Mapping[Any, Measured], at: Mapping[Any, float], spent: Any
-) -> dict[str, Any]:
+def _run(key: Key, finished: _Finished, budgets: Mapping[str, float]) -> dict[str, Any]:
+    """What a run spent in all, and had reached where every arm has got to."""
+    reached = {
+        metric: {axis: finished.reached(key, metric, axis, budgets[axis]) for axis in AXES} for metric in finished.metrics
+    }
+    spent = {axis: finished.spent[key][axis][-1] for axis in AXES}
+    return {"arm": key[0], "seed": key[1], "spent": spent, "at_budget": reached}
+
+
+def _arm(name: str, raw: Mapping[str, Any], finished: _Finished, budgets: Mapping[str, float]) -> dict[str, Any]:
     """What an arm cost and learned, over its finished seeds."""
-    own = {key: run for key, run in runs.items() if key[0] == name}
+    own, arm = finished.of_arm(name), finished.arms[name]
     ended = [run for run in raw["runs"] if run["arm"] == name]
     found: dict[str, Any] = {
         "finished": len(own),
@@ -135,39 +160,51 @@ def _arm(
     }
     if not own:
         return found
-    arm = next(arm for arm in raw["arms"] if arm["name"] == name)
-    each = [
-        measure.costs(
-            run, raw["plan"]["skip_steps"], arm["prompts"], _shapes(arm), raw["settings"], raw["machine"]["peak_flops"]
-        )
-        for run in own.values()
-    ]
-    metrics = dict.fromkeys(metric for metric, _, _ in at)
-    trends = [key for key in measure.TRENDS if all(key in run.steps for run in own.values())]
+    shapes, skip = _shapes(arm), raw["plan"]["skip_steps"]
+    each = [measure.costs(run, skip, arm["prompts"], shapes, arm["settings"], raw["peak_flops"]) for run in own.values()]
+    inline = arm["settings"]["cluster.name"] == "inline"
+    curves = {
+        metric: {
+            axis: _band([measure.learning(run, finished.spent[key][axis], metric) for key, run in own.items()])
+            for axis in AXES
+        }
+        for metric in finished.metrics
+    }
+    equal = {metric: _over_known(own, finished, metric, budgets["completions"]) for metric in finished.metrics}
     return found | {
         "costs": _average(each),
         "critic_share": over_seeds([one["critic_share"] for one in each]),
-        "step_s": over_seeds([one["seconds"]["step"] for one in each]),
         "startup_s": mean([run.startup_s for run in own.values()]),
-        "memory": _average([measure.memory(run, raw["settings"]["cluster.name"] == "inline") for run in own.values()]),
-        "at_budget": {
-            metric: {axis: over_seeds([at[metric, axis, key] for key in own]) for axis in AXES} for metric in metrics
+        "memory": _average([measure.memory(run, inline) for run in own.values()]),
+        "at_equal_completions": equal,
+        "trends": _trends(list(own.values())),
+        "trend_curves": {
+            key: _by_step([run.steps.get(key, ()) for run in own.values()]) for key in measure.TRENDS if key != REWARD
         },
-        "trends": {key: mean([_mean_of(run, key) for run in own.values()]) for key in trends},
-        "trend_curves": {key: _by_step([run.steps[key] for run in own.values()]) for key in trends},
-        "curves": {
-            metric: {
-                axis: _band([measure.learning(run, spent[key][axis], metric) for key, run in own.items()]) for axis in AXES
-            }
-            for metric in metrics
-        },
+        "curves": curves,
     }
 
 
-def _band(curves: Sequence[measure.Curve]) -> list[list[float]]:
-    """(spent, mean, lowest, highest) over seeds, where their evaluations are: as many in each."""
-    rows = list(zip(*curves, strict=False))
-    return [[mean([x for x, _ in row]), mean(ys := [y for _, y in row]), min(ys), max(ys)] for row in rows]
+def _over_known(own: Mapping[Key, Measured], finished: _Finished, metric: str, budget: float) -> dict[str, float] | None:
+    """A metric over seeds, at a number of completions; None where it was not measured."""
+    values = [finished.reached(key, metric, "completions", budget) for key in own]
+    known = [value for value in values if value is not None]
+    return over_seeds(known) if len(known) == len(values) else None
+
+
+def _trends(runs: Sequence[Measured]) -> dict[str, float]:
+    """Means over the steps that have a number, then over seeds; of the gradient's noise, the ratio of means."""
+    found: dict[str, list[float | None]] = {
+        key: [_mean_of(run, key) for run in runs] for key in measure.TRENDS if key != "policy/gradient_noise"
+    }
+    found["policy/gradient_noise"] = [measure.noise_ratio(run) for run in runs]
+    known = {key: [value for value in values if value is not None] for key, values in found.items()}
+    return {key: mean(values) for key, values in known.items() if values}
+
+
+def _mean_of(run: Measured, key: str) -> float | None:
+    known = [value for value in run.steps.get(key, ()) if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _by_step(columns: Sequence[Sequence[float | None]]) -> list[tuple[int, float]]:
@@ -176,9 +213,10 @@ def _by_step(columns: Sequence[Sequence[float | None]]) -> list[tuple[int, float
     return [(step, mean([value for value in row if value is not None])) for step, row in rows if None not in row]
 
 
-def _mean_of(run: Measured, key: str) -> float:
-    known = [value for value in run.steps[key] if value is not None]
-    return statistics.fmean(known) if known else 0.0
+def _band(curves: Sequence[measure.Curve]) -> list[list[float]]:
+    """(spent, mean, lowest, highest) over seeds, where their evaluations are: as many in each."""
+    rows = list(zip(*curves, strict=False))
+    return [[mean([x for x, _ in row]), mean(ys := [y for _, y in row]), min(ys), max(ys)] for row in rows]
 
 
 def _average(parts: Sequence[Any]) -> Any:
@@ -187,11 +225,6 @@ def _average(parts: Sequence[Any]) -> Any:
         keys = dict.fromkeys(key for part in parts for key in part)
         return {key: _average([part[key] for part in parts if key in part]) for key in keys}
     return mean(parts)
-
-
-def _spending(run: Measured, arm: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, list[float]]:
-    devices = len(raw["machine"]["gpus"]) or raw["machine"]["cores"]
-    return measure.spending(run, arm["prompts"], raw["settings"]["train.minibatches"], devices)
 
 
 def _check_beginnings(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -204,13 +237,8 @@ def _check_beginnings(runs: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _has_accuracy(runs: Any) -> bool:
-    return all(any(key.endswith("/greedy") for key in run.evals) for run in runs)
-
-
 def _described(arm: Arm, made: Definition, first: Mapping[str, Any], trust: bool) -> dict[str, Any]:
     critic = shape_of(arm.critic_model, trust, values=True) if arm.critic_model else None
-    own = {key: value[1] for key, value in differing(first, arm.settings).items()}
     return {
         "name": arm.name,
         "label": arm.label,
@@ -220,22 +248,14 @@ def _described(arm: Arm, made: Definition, first: Mapping[str, Any], trust: bool
         "prompts": arm.config.data.prompts_per_step,
         "actor": asdict(shape_of(arm.model, trust)),
         "critic": asdict(critic) if critic else None,
-        "differs": own,
+        "differs": {key: value[1] for key, value in differing(first, arm.settings).items()},
     }
 
 
-def _raw(run: Run) -> dict[str, Any]:
-    steps, evals, memory = measure.columns(run.records)
-    about = {key: getattr(run, key) for key in ("arm", "seed", "status", "error", "identity", "startup_s")}
-    rounded = {
-        key: [value if value is None else float(f"{value:.6g}") for value in column] for key, column in steps.items()
-    }
-    return {**about, "steps": rounded, "evals": evals, "memory": memory}
-
-
-def _measured(run: Mapping[str, Any]) -> Measured:
+def _measured(run: Mapping[str, Any], raw: Mapping[str, Any]) -> Measured:
     evals = {key: [(int(step), float(value)) for step, value in points] for key, points in run["evals"].items()}
-    return Measured(run["arm"], run["seed"], run["steps"], evals, run["memory"], run["startup_s"] or 0.0)
+    devices = run["devices"] or raw["machine"]["cores"]
+    return Measured(run["arm"], run["seed"], run["steps"], evals, run["memory"], run["startup_s"] or 0.0, devices)
 
 
 def _shapes(arm: Mapping[str, Any]) -> tuple[ModelShape, ModelShape | None]:

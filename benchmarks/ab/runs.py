@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ab.arms import Arm, differing
+from ab.measure import columns
 from tandem.launch.main import main as _main
+from tandem.launch.run import claimed
 from tandem.platform.config import ConfigError
 from tandem.platform.records import write_json
 
 LAUNCH = Path(str(sys.modules[_main.__module__].__file__)).resolve()
 FINISHED, FAILED = "finished", "failed"
+REFUSED = 2  # exit code of a run that never began
 STOPPED = (130, 143, -2, -15)  # exit codes of a run that somebody ended: it says nothing and is made again
 
 
@@ -35,6 +39,8 @@ class Run:
     settings: dict[str, Any]
     identity: dict[str, str]  # digests of first weights and data
     startup_s: float | None
+    devices: float | None  # GPUs it held, or CPUs
+    machine: dict[str, Any]
     records: list[dict[str, Any]] = field(repr=False)
 
 
@@ -50,42 +56,47 @@ def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]
             yield arm, seed
 
 
-def run_all(arms: Sequence[Arm], seeds: Sequence[int], out: Path) -> list[Run]:
-    """Makes every run that `out` does not hold yet.
+def run_all(arms: Sequence[Arm], seeds: Sequence[int], out: Path, where: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Makes every run that `out` does not hold yet; all of them as raw results.
 
     Raises:
-        ConfigError: `out` holds a run of another setting. Interrupted.
+        ConfigError: `out` holds a run of other settings or of another machine, another benchmark writes there, or a run was
+        refused. Interrupted.
     """
     wanted = list(order(arms, seeds))
-    for arm, seed in wanted:
-        if kept := _kept(arm, seed, out):
-            _check_same(arm, seed, kept, out)
-    results = []
-    for number, (arm, seed) in enumerate(wanted, start=1):
-        run = _kept(arm, seed, out)
-        if run is None:
-            print(f"{number}/{len(wanted)}  {arm.name} seed {seed} ", end="", flush=True)
-            start = time.monotonic()
-            run = make_run(arm, seed, out)
-            print(f"{run.status} in {time.monotonic() - start:.0f} s" + (f": {run.error}" if run.error else ""), flush=True)
-        results.append(run)
+    with claimed(out) as lock:
+        for arm, seed in wanted:
+            if kept := _kept(arm, seed, out):
+                _check_same(arm, kept, where, out)
+        results = []
+        for number, (arm, seed) in enumerate(wanted, start=1):
+            run = _kept(arm, seed, out)
+            if run is None:
+                print(f"{number}/{len(wanted)}  {arm.name} seed {seed} ", end="", flush=True)
+                start = time.monotonic()
+                run = make_run(arm, seed, out, where, lock)
+                print(f"{run.status} in {time.monotonic() - start:.0f} s {run.error or ''}".rstrip(), flush=True)
+            results.append(raw(run))
     return results
 
 
-def make_run(arm: Arm, seed: int, out: Path) -> Run:
+def make_run(arm: Arm, seed: int, out: Path, where: Mapping[str, Any], lock: int) -> Run:
     """One run by the command users type; how it ended is part of the result.
 
+    Args:
+        lock: descriptor that the run holds on, so that a run which outlives us is not trained beside.
+
     Raises:
-        Interrupted: it was ended from outside.
+        Interrupted: it was ended from outside. ConfigError: it was refused before it began.
     """
     name = _name(arm, seed)
     folder, log = out / "runs" / name, out / "runs" / f"{name}.log"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
     own = [f"run.seed={seed}", f"run.name={name}", f"run.dir='{folder.parent.absolute()}'", "checkpoint.resume=never"]
-    command = [sys.executable, str(LAUNCH), *arm.overrides, *own]
     with log.open("w") as text:
-        process = subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT, cwd=LAUNCH.parent.parent)
+        command = [sys.executable, str(LAUNCH), *arm.overrides, *own]
+        process = subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT, pass_fds=[lock])
         try:
             code = process.wait()
         except BaseException:
@@ -93,11 +104,21 @@ def make_run(arm: Arm, seed: int, out: Path) -> Run:
             process.wait()
             raise
     if code in STOPPED:
-        raise Interrupted(f"{name} was ended from outside; the same command goes on with it")
+        raise Interrupted(f"{name} was ended from outside")
+    if code == REFUSED:
+        raise ConfigError(f"{name} was refused: {_last_line(log)}")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    run = _read(arm, seed, folder, log, code)
+    run = _read(arm, seed, folder, log, code, where)
     write_json(out / "runs" / f"{name}.json", asdict(run))
     return run
+
+
+def raw(run: Run) -> dict[str, Any]:
+    """A run as the results hold it: columns that are needed, evaluations, memory."""
+    steps, evals, memory = columns(run.records)
+    names = ("arm", "seed", "status", "error", "identity", "startup_s", "devices")
+    rounded = {key: [None if value is None else float(f"{value:.6g}") for value in column] for key, column in steps.items()}
+    return {**{key: getattr(run, key) for key in names}, "steps": rounded, "evals": evals, "memory": memory}
 
 
 def machine() -> dict[str, Any]:
@@ -107,7 +128,7 @@ def machine() -> dict[str, Any]:
     from tandem.launch.versions import versions
 
     devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return {"cores": len(os.sched_getaffinity(0)), "gpus": devices, "versions": versions()}
+    return {"host": platform.node(), "cores": len(os.sched_getaffinity(0)), "gpus": devices, "versions": versions()}
 
 
 def weights_digest(path: str) -> str:
@@ -118,7 +139,7 @@ def weights_digest(path: str) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:16]
 
 
-def _read(arm: Arm, seed: int, folder: Path, log: Path, code: int) -> Run:
+def _read(arm: Arm, seed: int, folder: Path, log: Path, code: int, where: Mapping[str, Any]) -> Run:
     from tandem.launch.runs import records
 
     path = folder / "summary.json"
@@ -133,6 +154,8 @@ def _read(arm: Arm, seed: int, folder: Path, log: Path, code: int) -> Run:
         settings=arm.settings,
         identity=summary.get("identity", {}),
         startup_s=summary.get("time/startup_s"),
+        devices=summary.get("devices"),
+        machine=dict(where),
         records=records(folder),
     )
 
@@ -142,11 +165,14 @@ def _kept(arm: Arm, seed: int, out: Path) -> Run | None:
     return Run(**json.loads(path.read_text())) if path.exists() else None
 
 
-def _check_same(arm: Arm, seed: int, kept: Run, out: Path) -> None:
-    own = json.loads(json.dumps(arm.settings, default=str))
-    if different := differing(kept.settings, own):
-        key, (before, now) = next(iter(different.items()))
-        raise ConfigError(f"{out} holds {_name(arm, seed)} with {key}={before}, now it is {now}. Set another out=FOLDER")
+def _check_same(arm: Arm, kept: Run, where: Mapping[str, Any], out: Path) -> None:
+    for before, now in ((kept.settings, arm.settings), (kept.machine, where)):
+        own = json.loads(json.dumps(now, default=str))
+        if different := differing(before, own):
+            key, (old, new) = next(iter(different.items()))
+            raise ConfigError(
+                f"{out} holds {arm.name}-seed{kept.seed} with {key}={old}, now it is {new}. Set another out=FOLDER"
+            )
 
 
 def _name(arm: Arm, seed: int) -> str:

@@ -22,7 +22,8 @@ def shape_of(path: str, trust_remote_code: bool = False, values: bool = False) -
     text: Any = config.get_text_config()
     heads = text.num_attention_heads
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads)
-    blocks = sum(module.weight.numel() for module in body.modules() if isinstance(module, nn.Linear))
+    embeddings = {id(module.weight) for module in body.modules() if isinstance(module, nn.Embedding)}
+    blocks = sum(p.numel() for p in body.parameters() if p.dim() >= 2 and id(p) not in embeddings)
     return ModelShape(text.num_hidden_layers, width, blocks, text.hidden_size * (1 if values else text.vocab_size))
 
 
@@ -36,9 +37,10 @@ def parameters_of(path: str, trust_remote_code: bool = False) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def measured_peak(dtype: str, size: int = 2048, trials: int = 5) -> float:
+def measured_peak(dtype: str, size: int | None = None, trials: int = 5) -> float:
     """Operations per second of the fastest of some products of two square matrices, on one GPU or on all cores."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size = size or (8192 if device.type == "cuda" else 2048)  # a small one would measure the launch of its kernel
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     one = torch.randn(size, size, dtype=getattr(torch, dtype), device=device)

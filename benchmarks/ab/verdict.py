@@ -7,8 +7,10 @@ from typing import Any
 
 from tandem.platform.plan import human_bytes
 
+NAMES = ("algo.name", "algo.paper")  # of a record, which change nothing by themselves
 HELD = ("weights", "gradients", "optimizer", "activations")
 SAID_AXES = {"completions": "equal completions", "seconds": "equal wall time", "tokens": "equal generated tokens"}
+JUDGED = ("more", "less", "no difference shown")
 SHOWN = 3  # comparisons in the paragraph; all are in the table
 
 
@@ -32,7 +34,27 @@ def label(results: Mapping[str, Any], name: str) -> str:
 def difference_text(comparison: Mapping[str, Any]) -> str:
     """'+0.012 [-0.004, +0.030]'."""
     found = comparison["difference"]
-    return "-" if found is None else f"{found['value']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+    if found is None:
+        return "-"
+    interval = f" [{found['low']:+.3f}, {found['high']:+.3f}]" if found["seeds"] > 1 else ""
+    return f"{found['value']:+.3f}{interval}"
+
+
+def share_text(share: Mapping[str, float]) -> str:
+    """'43 % [42 %, 44 %]'; one seed has no interval."""
+    interval = f" [{share['low']:.0%}, {share['high']:.0%}]" if share["seeds"] > 1 else ""
+    return f"{share['value']:.0%}{interval}"
+
+
+def multiplicity(results: Mapping[str, Any]) -> str:
+    """How many of the verdicts would claim a difference between equal arms."""
+    judged = sum(one["verdict"] in JUDGED for one in results["derived"]["comparisons"])
+    return (
+        f"{judged} comparisons are judged, of few independent runs: with five seeds about 9 in 100 of equal arms would be "
+        "called different."
+        if judged
+        else ""
+    )
 
 
 def critic_bytes(arm: Mapping[str, Any]) -> float:
@@ -51,11 +73,14 @@ def _finished(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _conditions(results: Mapping[str, Any]) -> str:
     plan, settings, model = results["plan"], results["settings"], results["model"]
+    differ = list(dict.fromkeys(key for arm in results["arms"] for key in arm["differs"] if key not in NAMES)) or [
+        "nothing"
+    ]
     return (
         f"{model['path']} ({model['parameters'] / 1e6:.3g} M parameters) on {results['data']}, on "
         f"{where(results['machine'])}: {settings['run.steps']} training steps of {plan['completions']} completions "
-        f"for each arm, {len(plan['seeds'])} paired seeds; the same first weights, order of prompts, rewards, clip and "
-        "aggregation."
+        f"for each arm, {len(plan['seeds'])} paired seeds. Arms have first weights, data and settings in common, but for "
+        f"{', '.join(differ)}."
     )
 
 
@@ -64,11 +89,10 @@ def _critic(results: Mapping[str, Any]) -> list[str]:
     for name, arm in _finished(results).items():
         if "critic" not in arm["memory"]:
             continue
-        share, actor = arm["critic_share"], sum(arm["memory"]["actor"][item] for item in HELD)
+        actor = sum(arm["memory"]["actor"][item] for item in HELD)
         said.append(
-            f"In {label(results, name)} the critic took {share['value']:.0%} of a step "
-            f"[{share['low']:.0%}, {share['high']:.0%}] and {human_bytes(critic_bytes(arm))} of tensors, beside "
-            f"{human_bytes(actor)} of the policy's training."
+            f"In {label(results, name)} the critic took {share_text(arm['critic_share'])} of a step and "
+            f"{human_bytes(critic_bytes(arm))} of tensors, beside {human_bytes(actor)} of the policy's training."
         )
     return said
 
@@ -95,7 +119,7 @@ def _groups(results: Mapping[str, Any]) -> list[str]:
     arms = _finished(results)
     sizes = {arm["name"]: arm for arm in results["arms"] if arm["critic"] is None and arm["name"] in arms}
     parts = [
-        f"{arm['label']} generated {arms[name]['costs']['response_tokens'] / arm['prompts']:.0f} tokens for each prompt"
+        f"{arm['label']} generated {arms[name]['costs']['response_tokens_per_prompt']:.0f} tokens for each prompt"
         for name, arm in sizes.items()
     ]
     return ["Group sampling in place of a critic: " + "; ".join(parts) + "."] if parts else []
@@ -109,7 +133,6 @@ def _crashes(results: Mapping[str, Any]) -> list[str]:
 def _reach(results: Mapping[str, Any]) -> str:
     return (
         "Brackets are 95 % paired bootstrap intervals over seeds; where they hold 0 no difference is shown, which is not "
-        "the same as none. With five seeds, arms that are equal are called different about 9 times in 100, and many "
-        "comparisons are made here. All of it speaks of this model, task, length of training and these settings alone; "
-        "an arm that is tuned otherwise may do better."
+        "the same as none. All of it speaks of this model, task, length of training and these settings alone; an arm that "
+        "is tuned otherwise may do better."
     )

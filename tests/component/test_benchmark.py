@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 
 from ab.arms import Arm, Plan, check_controls, load_plan, make_arms
-from ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps
+from ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps, times
 from ab.page import rebuild, write
 from ab.results import derive
 from ab.runs import Run, order, run_all
 from ab.verdict import sentences
+from tandem.launch.run import claimed
 from tandem.platform.config import ConfigError
 from tandem.platform.costs import ModelShape
 
 SMALL = ["model.tiny.hidden_size=32", "model.tiny.heads=1", "model.tiny.layers=1", "model.warmstart.steps=0"]
 MEMORY = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 2, "baseline": 80, "peak": 100}
+HERE: dict[str, Any] = {"cores": 2, "gpus": []}
 SHAPE = {"layers": 1, "attention_width": 4, "block_parameters": 100, "head_parameters": 20}
 
 
@@ -86,6 +88,8 @@ def test_a_setting_of_every_run_reaches_the_arms_that_read_it() -> None:
         (["arms=[grpo_8,grpo_8]"], "each is named once"),
         (["arms=[]"], "each is named once, and there is one at least"),
         (["seeds=[one]"], "seeds"),
+        (["rollout.seed=1"], "rollout.seed=1: the benchmark sets rollout.seed for each of its runs. Leave it out"),
+        (["definitions.ppo_8.label='PPO, G=1'"], "two of them have one label"),
         (["arms=[grpo_8]", "completions=20"], "completions=20 samples per step are no multiple of its group of 8"),
         (["arms=[grpo_8]", "run.stepz=3"], "run.stepz: no such setting. Did you mean run.steps?"),
         (["arms=[ppo_8_quarter]", "model.path=x"], "definitions.ppo_8_quarter.critic_path=FOLDER"),
@@ -127,6 +131,7 @@ def run(arm: str = "one", seed: int = 0, steps: int = 4, accuracy: float = 0.5, 
         "error": None,
         "identity": {"first_weights": "w", "data": "d"},
         "startup_s": 3.0,
+        "devices": 2.0,
         "steps": made | columns,
         "evals": {"eval/held/greedy": [[0, 0.4], [steps, accuracy]]},
         "memory": {"actor": dict(MEMORY)} | ({"critic": dict(MEMORY)} if arm == "one" else {}),
@@ -149,7 +154,8 @@ def raw(runs: list[dict[str, Any]], **plan: Any) -> dict[str, Any]:
             "comparisons": [],
             **plan,
         },
-        "machine": {"cores": 2, "gpus": [], "versions": {"torch": "x"}, "peak_flops": 1e9},
+        "machine": {"cores": 2, "gpus": [], "versions": {"torch": "x"}},
+        "peak_flops": 1e9,
         "model": {"path": "m", "parameters": 120, "digest": "w"},
         "data": "sums",
         "settings": {
@@ -167,12 +173,12 @@ def raw(runs: list[dict[str, Any]], **plan: Any) -> dict[str, Any]:
 def measured(**columns: list[float]) -> Measured:
     made = run(**columns)  # type: ignore[arg-type]
     evals = {key: [(int(step), value) for step, value in points] for key, points in made["evals"].items()}
-    return Measured("one", 0, made["steps"], evals, made["memory"], 3.0)
+    return Measured("one", 0, made["steps"], evals, made["memory"], 3.0, devices=3)
 
 
 def test_spending_by_hand() -> None:
     """Noise is measured in the second step, and does not count; the policy stands still in the first."""
-    found = spending(measured(**{"time/gradient_noise_s": [0, 0.5, 0, 0], "policy/epochs": [0, 1, 1, 1]}), 2, 2, devices=3)
+    found = spending(measured(**{"time/gradient_noise_s": [0, 0.5, 0, 0], "policy/epochs": [0, 1, 1, 1]}), 2, 2)
     assert found == {
         "completions": [0, 8, 16, 24, 32],
         "tokens": [0, 24, 48, 72, 96],
@@ -188,6 +194,16 @@ def test_a_reward_is_averaged_over_three_steps() -> None:
     found = learning(one, [0, 8, 16, 24, 32], "reward/mean")
     assert [x for x, _ in found] == [0, 8, 16, 24, 32]
     assert [y for _, y in found] == pytest.approx([0.0, 0.0, 0.15, 0.3, 0.6])
+
+
+def test_a_critic_that_learns_alone_is_not_timed() -> None:
+    assert timed_steps(measured(**{"policy/epochs": [0, 0, 1, 1]}), skip=1) == [2, 3]
+    assert timed_steps(measured(**{"policy/epochs": [0, 0, 0, 0]}), skip=1) == [1, 2, 3]
+
+
+def test_noise_measured_in_every_step_is_taken_out_of_the_time() -> None:
+    one = measured(**{"time/gradient_noise_s": [0.5] * 4})
+    assert times(one, skip=1) == {"step": 1.5, "generate": 1.0, "update_actor": 0.5, "rest": 0.0}
 
 
 def test_first_steps_and_those_that_measure_more_are_not_timed() -> None:
@@ -255,18 +271,49 @@ def test_planted_results_give_the_known_interval() -> None:
         assert found["probability_of_improvement"] == 1.0
 
 
-def test_few_seeds_show_nothing() -> None:
-    assert at(paired(better=0.3, noise=0.0, seeds=4))["verdict"] == "no difference shown"
-    assert at(paired(better=0.3, noise=0.0, seeds=1))["verdict"] == "too few seeds"
+def test_few_seeds_show_nothing_and_are_called_few() -> None:
+    assert at(paired(better=0.3, noise=0.0, seeds=4))["verdict"] == "too few seeds (4)"
+    assert at(paired(better=0.3, noise=0.0, seeds=1))["verdict"] == "too few seeds (1)"
 
 
-def test_every_arm_is_cut_where_the_shortest_got() -> None:
+def test_two_arms_are_cut_where_both_got_to() -> None:
     """Arm two takes twice the time for a step: at 8 s it has made half its steps, and its line is half way up."""
     slow = [run("two", seed, accuracy=0.8, **{"time/step_s": [4.0] * 4}) for seed in range(5)]
-    derived = derive(raw([run("one", seed, accuracy=0.8) for seed in range(5)] + slow, comparisons=[["one", "two"]]))
-    assert derived["budgets"]["seconds"] == 8
+    for one in slow:
+        one["evals"]["eval/held/greedy"].insert(1, [1, 0.5])
+    short = [run("three", seed, steps=1) for seed in range(5)]
+    fast = [run("one", seed, accuracy=0.8) for seed in range(5)]
+    derived = derive(raw(fast + slow + short, comparisons=[["one", "two"]]))
+    assert derived["budgets"]["seconds"] == 2
+    assert at(derived, "seconds")["budget"] == 8
     assert at(derived, "seconds")["difference"]["value"] == pytest.approx(0.8 - 0.6)
     assert at(derived, "completions")["difference"]["value"] == 0
+
+
+def test_what_was_not_measured_is_not_compared() -> None:
+    """Arm two has spent all prompts before arm one is first evaluated: a line from the beginning on says nothing."""
+    many = [run("one", seed, **{"sampling/rounds": [9.0] * 4}) for seed in range(5)]
+    derived = derive(raw([*many, *(run("two", seed) for seed in range(5))], comparisons=[["one", "two"]]))
+    found = at(derived, "prompts")
+    assert (found["difference"], found["verdict"]) == (None, "not comparable: spent before the first measurement")
+    assert at(derived, "completions")["verdict"] == "no difference shown"
+
+
+def test_a_policy_that_never_moved_is_not_compared_by_its_updates() -> None:
+    still = [run("one", seed, **{"policy/epochs": [0.0] * 4}) for seed in range(5)]
+    derived = derive(raw([*still, *(run("two", seed) for seed in range(5))], comparisons=[["one", "two"]]))
+    assert at(derived, "updates")["difference"] is None
+
+
+def test_steps_without_a_reward_and_runs_without_held_out_data() -> None:
+    runs = [run(arm, seed, **{"reward/mean": [0.5, None, 0.5, 0.5]}) for seed in range(5) for arm in ("one", "two")]
+    for one in runs:
+        one["evals"] = {}
+    derived = derive(raw(runs, comparisons=[["one", "two"]]))
+    assert derived["metrics"] == ["reward/mean"]
+    assert at(derived, metric="reward/mean")["verdict"] == "no difference shown"
+    assert derived["arms"]["one"]["trends"]["reward/mean"] == 0.5
+    assert [step for step, _ in derived["arms"]["one"]["trend_curves"].get("policy/entropy", [])] == []
 
 
 def test_a_crash_is_a_result() -> None:
@@ -353,11 +400,28 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, content: str | None
 def test_a_folder_with_other_runs_is_refused(tmp_path: Path) -> None:
     """What has been measured is neither mixed with other settings nor made again."""
     plan, made = arms("arms=[grpo_8]", "seeds=[0]", f"out={tmp_path}")
-    kept = Run("grpo_8", 0, "failed", "lost", copy.deepcopy(made[0].settings), {}, None, [])
+    kept = Run("grpo_8", 0, "failed", "lost", copy.deepcopy(made[0].settings), {}, None, None, HERE, [])
     (tmp_path / "runs").mkdir()
     path = tmp_path / "runs" / "grpo_8-seed0.json"
     path.write_text(json.dumps(vars(kept), default=str))
-    assert [one.error for one in run_all(made, plan.seeds, tmp_path)] == ["lost"]
+    assert [one["error"] for one in run_all(made, plan.seeds, tmp_path, HERE)] == ["lost"]
+    with pytest.raises(ConfigError, match="grpo_8-seed0 with cores=2, now it is 64"):
+        run_all(made, plan.seeds, tmp_path, {**HERE, "cores": 64})
     _, other = arms("arms=[grpo_8]", "actor.lr=1.0e-3")
     with pytest.raises(ConfigError, match=r"grpo_8-seed0 with actor.lr=0\.0001, now it is 0\.001"):
-        run_all(other, plan.seeds, tmp_path)
+        run_all(other, plan.seeds, tmp_path, HERE)
+
+
+def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
+    _, made = arms("arms=[grpo_8]")
+    with claimed(tmp_path), pytest.raises(ConfigError, match="another process trains into"):
+        run_all(made, [0], tmp_path, HERE)
+
+
+def test_a_run_that_is_refused_is_no_result(tmp_path: Path) -> None:
+    """What the user has to mend ends the benchmark, and nothing of it is kept."""
+    _, made = arms("arms=[grpo_8]")
+    broken = replace(made[0], overrides=(*made[0].overrides, "run.steps=none"))
+    with pytest.raises(ConfigError, match=r"grpo_8-seed0 was refused: .*run\.steps"):
+        run_all([broken], [0], tmp_path, HERE)
+    assert not list((tmp_path / "runs").glob("*.json"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from ab.shapes import measured_peak, parameters_of, shape_of
 from tandem.platform.config import ModelConfig
@@ -26,6 +28,12 @@ def test_a_forward_pass_is_what_torch_counts(tiny_path: str, values: bool) -> No
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 
+def test_matrices_count_whatever_holds_them(tmp_path: Path) -> None:
+    """GPT-2 has no linear layers: a block is 12 squares of the width, in modules of its own kind."""
+    GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=32).save_pretrained(tmp_path)
+    assert shape_of(str(tmp_path)) == ModelShape(2, 16, 2 * 12 * 16**2, 16 * 50)
+
+
 def test_parameters_are_those_of_the_loaded_model(tiny_path: str) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tiny_path)
     assert parameters_of(tiny_path) == sum(parameter.numel() for parameter in loaded.parameters())
@@ -40,8 +48,8 @@ def test_a_step_by_hand() -> None:
     """
     actor = ModelShape(layers=1, attention_width=1, block_parameters=10, head_parameters=5)
     critic = ModelShape(layers=1, attention_width=1, block_parameters=10, head_parameters=1)
-    size = StepSize(prompts=2, samples=6, prompt_tokens=4, response_tokens=3)
-    found = step_flops(size, actor, critic, reference=True, epochs=2)
+    size = StepSize(prompts=2, sampled=6, trained=6, prompt_tokens=4, response_tokens=3)
+    found = step_flops(size, actor, critic, reference=True, epochs=(2, 2))
     value = 2 * 10 * 42 + 4 * 294 + 2 * 1 * 42
     assert found == {
         "generate": 308 + 12 * 20 + 4 * 66 + 12 * 10,

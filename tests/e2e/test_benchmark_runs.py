@@ -16,6 +16,7 @@ from tandem.launch.charts import COLOURS
 
 pytestmark = pytest.mark.slow
 
+NOTHING: dict[str, Any] = {"startup_s": None, "devices": None, "records": []}
 ARGUMENTS = [
     *("arms=[ppo_4,grpo_4]", "seeds=[0,1]", "completions=32", "comparisons=[[ppo_4,grpo_4]]"),
     "definitions.ppo_4={label: 'PPO, G=4', algo: ppo, group: 4}",
@@ -34,12 +35,13 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the benchmark left: seed 1 of GRPO was lost before, and what is left is made."""
     repo, folder = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("benchmark")
     from ab.arms import load_plan, make_arms
+    from ab.runs import machine
 
     plan, given = load_plan(ARGUMENTS)
     [_, grpo] = make_arms(plan, given)
     (folder / "runs").mkdir()
     lost = {"arm": "grpo_4", "seed": 1, "status": "failed", "error": "lost", "settings": grpo.settings, "identity": {}}
-    (folder / "runs" / "grpo_4-seed1.json").write_text(json.dumps({**lost, "startup_s": None, "records": []}, default=str))
+    (folder / "runs" / "grpo_4-seed1.json").write_text(json.dumps({**lost, **NOTHING, "machine": machine()}, default=str))
     done = benchmark(repo, *ARGUMENTS, f"out={folder}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2/4  grpo_4 seed 0 finished" in done.stdout

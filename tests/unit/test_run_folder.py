@@ -54,5 +54,5 @@ def test_one_process_at_a_time_trains_into_a_folder(tmp_path: Path) -> None:
             pass
         with claimed(tmp_path / "b"):
             pass
-    with claimed(tmp_path / "a") as folder:
-        assert folder.is_dir()
+    with claimed(tmp_path / "a"):
+        assert (tmp_path / "a").is_dir()
