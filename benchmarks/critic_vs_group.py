@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         print(__doc__)
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with us
     from ab.runs import Interrupted
     from tandem.platform.config import ConfigError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -79,12 +79,10 @@ def load_plan(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
-    from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    ConfigStore.instance().store(name="plan", node=Plan)
     own = tuple(Plan.__dataclass_fields__)
     ours = [text for text in arguments if text.lstrip("+").partition("=")[0].partition(".")[0] in own]
     rest = [text for text in arguments if text not in ours]
@@ -95,18 +93,26 @@ def load_plan(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
     assert isinstance(plan, Plan)
-    for name in plan.arms:
-        if name not in plan.definitions:
-            raise ConfigError(f"arms: {name} is not defined{did_you_mean(name, plan.definitions)}")
+    for problem in _problems(plan, rest):
+        raise ConfigError(problem)
+    return plan, rest
+
+
+def _problems(plan: Plan, given: Sequence[str]) -> Iterator[str]:
+    for key, names in (("arms", plan.arms), ("comparisons", [name for pair in plan.comparisons for name in pair])):
+        for name in names:
+            if name not in plan.definitions:
+                yield f"{key}: {name} is not defined{did_you_mean(name, plan.definitions)}"
+    if any(len(pair) != 2 for pair in plan.comparisons):
+        yield f"comparisons={plan.comparisons}: each is a pair of arms"
     if len(set(plan.arms)) < len(plan.arms) or len(set(plan.seeds)) < len(plan.seeds) or not plan.arms or not plan.seeds:
-        raise ConfigError(f"arms={plan.arms} seeds={plan.seeds}: each is named once, and there is one at least")
-    for text in rest:
+        yield f"arms={plan.arms} seeds={plan.seeds}: each is named once, and there is one at least"
+    for text in given:
         if (key := text.lstrip("+").partition("=")[0]) in OURS:
-            raise ConfigError(f"{text}: the benchmark sets {key} for each of its runs. Leave it out")
+            yield f"{text}: the benchmark sets {key} for each of its runs. Leave it out"
     labels = [plan.definitions[name].label for name in plan.arms]
     if len(set(labels)) < len(labels):
-        raise ConfigError(f"arms={plan.arms}: two of them have one label; give them definitions.NAME.label of their own")
-    return plan, rest
+        yield f"arms={plan.arms}: two of them have one label; give them definitions.NAME.label of their own"
 
 
 def make_arms(plan: Plan, given: Sequence[str]) -> list[Arm]:

@@ -167,13 +167,13 @@ def test_a_worker_without_memory_is_named(tiny_path: str, tmp_path: Path, table:
     large = ["data.prompts_per_step=64", "rollout.samples_per_prompt=8", "rollout.max_response_tokens=60"]
     whole = "train.max_tokens_per_microbatch=100000"
     # In the first step: later ones could use again what the process has kept.
-    outcome = attack(tiny_path, tmp_path, [("actor-0", "update", 1, "memory")], *large, whole)
+    outcome = attack(tiny_path, tmp_path, [("actor-0", "update", 1, "memory")], *large, whole, "algo=grpo")
     table.append(("actor", "memory", outcome.status, outcome.seconds))
     check_ended(outcome, "actor rank 0", done=0)
 
 
 def test_rays_head_gone(tiny_path: str, tmp_path: Path, table: Table) -> None:
-    outcome = attack(tiny_path, tmp_path, [("head", "update", 2, "kill")])
+    outcome = attack(tiny_path, tmp_path, [("head", "update", 2, "kill")], "algo=grpo")
     table.append(("Ray's head", "update", outcome.status, outcome.seconds))
     assert (outcome.code, outcome.status) == (1, ENDS)
     assert outcome.seconds < BOUND_S

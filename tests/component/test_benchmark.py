@@ -86,6 +86,8 @@ def test_a_setting_of_every_run_reaches_the_arms_that_read_it() -> None:
     [
         (["arms=[grpo_88]"], "arms: grpo_88 is not defined. Did you mean grpo_8?"),
         (["arms=[grpo_8,grpo_8]"], "each is named once"),
+        (["comparisons=[[ppo_8,grpo_88]]"], "comparisons: grpo_88 is not defined. Did you mean grpo_8?"),
+        (["comparisons=[[ppo_8]]"], "each is a pair of arms"),
         (["arms=[]"], "each is named once, and there is one at least"),
         (["seeds=[one]"], "seeds"),
         (["rollout.seed=1"], "rollout.seed=1: the benchmark sets rollout.seed for each of its runs. Leave it out"),
