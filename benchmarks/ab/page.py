@@ -17,7 +17,7 @@ from tandem.launch.charts import bars, intervals, lines
 from tandem.launch.report import STYLE
 from tandem.platform.config import ConfigError
 from tandem.platform.plan import human_bytes
-from tandem.platform.records import write_json, write_text
+from tandem.platform.records import write_text
 from tandem.platform.redact import redacted, redacted_values
 
 MIB = 2**20
@@ -39,7 +39,7 @@ def write(results: Mapping[str, Any], out: Path) -> Path:
 def save(results: Mapping[str, Any], out: Path) -> None:
     """Writes `results.json`, which all else follows from."""
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "results.json", redacted_values(dict(results)))
+    write_text(out / "results.json", json.dumps(redacted_values(dict(results)), separators=(",", ":"), default=str) + "\n")
 
 
 def rebuild(folder: Path) -> Path:
@@ -315,9 +315,7 @@ def _trend_rows(results: Mapping[str, Any]) -> Table:
 def _arm_rows(results: Mapping[str, Any]) -> Table:
     rows = [["arm", "name", "settings"]]
     for arm in results["arms"]:
-        own = ", ".join(
-            f"{key}={value}" for key, value in arm["differs"].items() if key not in ("algo.paper", "critic.path")
-        )
+        own = ", ".join(f"{key}={value}" for key, value in arm["differs"].items() if key != "algo.paper")
         rows.append([arm["label"], arm["name"], own or "-"])
     return rows
 

@@ -34,7 +34,7 @@ def describe(plan: Plan, arms: Sequence[Arm]) -> dict[str, Any]:
     trust = config.model.trust_remote_code
     is_here = plan.peak and config.cluster.address is None  # another machine's peak would say nothing of the runs
     return {
-        "plan": {**asdict(plan), "definitions": {arm.name: asdict(plan.definitions[arm.name]) for arm in arms}},
+        "plan": {key: value for key, value in asdict(plan).items() if key not in ("out", "report", "definitions")},
         "machine": machine(),
         "peak_flops": measured_peak(config.model.dtype) if is_here else None,
         "model": {
@@ -239,6 +239,9 @@ def _check_beginnings(runs: Sequence[Mapping[str, Any]]) -> None:
 
 def _described(arm: Arm, made: Definition, first: Mapping[str, Any], trust: bool) -> dict[str, Any]:
     critic = shape_of(arm.critic_model, trust, values=True) if arm.critic_model else None
+    differs = {key: value[1] for key, value in differing(first, arm.settings).items()}
+    if made.critic_model:  # the folder in this user's cache says nothing
+        differs["critic.path"] = "an embedded model with " + ", ".join(f"{k}={v}" for k, v in made.critic_model.items())
     return {
         "name": arm.name,
         "label": arm.label,
@@ -248,7 +251,7 @@ def _described(arm: Arm, made: Definition, first: Mapping[str, Any], trust: bool
         "prompts": arm.config.data.prompts_per_step,
         "actor": asdict(shape_of(arm.model, trust)),
         "critic": asdict(critic) if critic else None,
-        "differs": {key: value[1] for key, value in differing(first, arm.settings).items()},
+        "differs": differs,
     }
 
 

@@ -77,7 +77,7 @@ def _conditions(results: Mapping[str, Any]) -> str:
         "nothing"
     ]
     return (
-        f"{model['path']} ({model['parameters'] / 1e6:.3g} M parameters) on {results['data']}, on "
+        f"Trained is {model['path']} ({model['parameters'] / 1e6:.3g} M parameters) on {results['data']}, on "
         f"{where(results['machine'])}: {settings['run.steps']} training steps of {plan['completions']} completions "
         f"for each arm, {len(plan['seeds'])} paired seeds. Arms have first weights, data and settings in common, but for "
         f"{', '.join(differ)}."
