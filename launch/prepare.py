@@ -60,9 +60,9 @@ def _evaluation(config: Config, name: str, path: str | None, tokenizer: Any, not
     rows, source = _rows(config, path, held_out=True)
     encoded = _encode(config, rows, tokenizer, source, note)
     prompts: list[Prompt] = [as_prompt(row, number) for number, row in enumerate(encoded.rows)]
-    return Evaluation(
-        name, prompts, config.rollout.max_response_tokens, config.eval.samples_per_prompt, config.rollout.temperature
-    )
+    rollout, samples = config.rollout, config.eval.samples_per_prompt
+    length = rollout.max_response_tokens
+    return Evaluation(name, prompts, length, samples, rollout.temperature, rollout.top_p, rollout.top_k)
 
 
 def training_steps(config: Config, rows: int) -> int:

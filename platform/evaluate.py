@@ -33,6 +33,8 @@ class Evaluation:
     max_tokens: int
     samples_per_prompt: int  # sampled responses beside the greedy one; 0: none
     temperature: float
+    top_p: float = 1.0
+    top_k: int | None = None
 
     def run(self, roles: Roles, seed: int, step: int) -> Metrics:
         """`eval/<name>/greedy`, and with k sampled responses to a prompt besides:
@@ -55,7 +57,8 @@ class Evaluation:
         stream = (seed, EVAL_STREAM, step)
         samplings = {"greedy": Sampling(1, 0.0, self.max_tokens, stream)}
         if self.samples_per_prompt:
-            samplings["mean"] = Sampling(self.samples_per_prompt, self.temperature, self.max_tokens, stream)
+            count, cuts = self.samples_per_prompt, (self.top_p, self.top_k)
+            samplings["mean"] = Sampling(count, self.temperature, self.max_tokens, stream, *cuts)
         return samplings
 
     def _measure(self, key: str, rollouts: Sequence[Rollout], scores: Sequence[Score], k: int) -> Metrics:

@@ -52,6 +52,22 @@ def test_greedy_alone() -> None:
     }
 
 
+def test_samples_are_cut_as_in_training_and_greedy_ones_are_not() -> None:
+    asked: list[Sampling] = []
+
+    class Asked(Rollouts):
+        def submit(self, prompts: list[Prompt], sampling: Sampling) -> Any:
+            asked.append(sampling)
+            return super().submit(prompts, sampling)
+
+    roles: Any = SimpleNamespace(rollouts=Asked(), rewards=SimpleNamespace(score=lambda rows: [Score(1.0) for _ in rows]))
+    Evaluation("held", PROMPTS, 4, 2, 0.7, top_p=0.9, top_k=5).run(roles, seed=3, step=1)
+    assert [(one.samples, one.temperature, one.top_p, one.top_k) for one in asked] == [
+        (1, 0.0, 1.0, None),
+        (2, 0.7, 0.9, 5),
+    ]
+
+
 def test_sampled_responses() -> None:
     metrics = evaluate(3, [0.0, 0.0], [0.0, 1.0, 1.0, 0.0, None, 0.0])
     assert metrics["eval/held/mean"] == pytest.approx(2 / 6)
