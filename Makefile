@@ -1,5 +1,5 @@
 # make train [ALGO=grpo] [ARGS="run.seed=1"]   sets up what is missing and trains
-# make test                                    sets up what is missing, vLLM too, and runs all tests
+# make test                                    sets up what is missing, vLLM too, and runs all tests, in two halves at once
 # make test-fast                               the tests without the slow end-to-end part
 # make lint                                    ruff and mypy
 
@@ -19,7 +19,10 @@ train: $(VENV)/.ready-train
 	$(VENV)/bin/python launch/main.py algo=$(ALGO) $(ARGS)
 
 test: $(VENV)/.ready-test
-	$(VENV)/bin/python -m pytest
+	@mkdir -p build; \
+	$(VENV)/bin/python -m pytest -m "not ray" > build/tests-without-ray.txt 2>&1 & rest=$$!; \
+	$(VENV)/bin/python -m pytest -m ray; code=$$?; \
+	wait $$rest || code=1; cat build/tests-without-ray.txt; exit $$code
 
 test-fast: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest -m "not slow"
