@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,14 @@ import torch
 from torch import Tensor, nn
 
 
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors, from their shapes and types."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def model_bytes(model: nn.Module) -> int:
     """Bytes of the parameters."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return tensor_bytes(model.parameters())
 
 
 def baseline_bytes(device: torch.device, held: int) -> int:

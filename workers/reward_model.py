@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tandem.platform.batch import real_tokens
 from tandem.platform.config import ConfigError
+from tandem.workers.footprint import model_bytes
 from tandem.workers.models import LOAD_ERRORS, cannot_load
 from tandem.workers.tokenizer import load_tokenizer
 
@@ -65,7 +66,7 @@ class RewardModel:
 
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(weight.nbytes for weight in self._model.parameters())
+        return model_bytes(self._model)
 
     def _score(self, ids: Sequence[Sequence[int]]) -> Tensor:
         """(B,) float32. Lengths alone say where a text ends: its last token may well be the padding token."""

@@ -19,7 +19,7 @@ from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Totals
-from tandem.workers.footprint import Activations, baseline_bytes, model_bytes
+from tandem.workers.footprint import Activations, baseline_bytes, model_bytes, tensor_bytes
 from tandem.workers.runtime import Rank, Rendezvous, join_process_group
 from tandem.workers.training_state import TrainingState
 
@@ -320,9 +320,9 @@ class DeepSpeedBackend:
         )
         moments = [t for state in self._adam.state.values() for t in state.values() if isinstance(t, Tensor)]
         return {
-            "weights": _bytes(weights),
+            "weights": tensor_bytes(weights),
             "gradients": self._gradient_bytes,
-            "optimizer": _bytes(masters) + _bytes(moments),
+            "optimizer": tensor_bytes(masters) + tensor_bytes(moments),
             "activations": self._activations.bytes,
             "baseline": self._baseline,
         }
@@ -336,7 +336,7 @@ class DeepSpeedBackend:
     def _count_gradients(self) -> int:
         """Bytes of the gradients on this rank; from stage 2 on a rank keeps its share of them only."""
         if self.stage < 2:
-            return _bytes(self._gradients())
+            return tensor_bytes(self._gradients())
         count = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
         return math.ceil(count / self.world_size) * self.engine.communication_data_type.itemsize
 
@@ -352,10 +352,6 @@ def as_totals(output: LossOutput) -> Totals:
 
 def _prefix(name: str) -> str:
     return "policy" if name == "actor" else name
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _squares(tensor: Tensor) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ab.measure import AXES, ITEMS, PARTS, TRENDS
 from ab.results import REWARD, derive
-from ab.verdict import HELD, critic_bytes, difference_text, label, multiplicity, sentences, where
+from ab.verdict import HELD, critic_bytes, difference_text, finished, label, multiplicity, sentences, where
 from tandem.launch.charts import bars, intervals, lines
 from tandem.launch.report import STYLE
 from tandem.platform.config import ConfigError
@@ -91,10 +91,10 @@ def as_csv(results: Mapping[str, Any]) -> str:
     reached = [(metric, axis) for metric in derived["metrics"] for axis in AXES]
     head = ["arm", "seed", "status", "error", "startup_s", *(f"spent {axis}" for axis in AXES)]
     writer.writerow([*head, *(f"{metric} at equal {axis}" for metric, axis in reached)])
-    finished = {(one["arm"], one["seed"]): one for one in derived["runs"]}
+    ended = {(one["arm"], one["seed"]): one for one in derived["runs"]}
     for run in results["runs"]:
         row = [run["arm"], run["seed"], run["status"], run["error"] or "", run["startup_s"] or ""]
-        if one := finished.get((run["arm"], run["seed"])):
+        if one := ended.get((run["arm"], run["seed"])):
             row += [f"{one['spent'][axis]:.6g}" for axis in AXES]
             values = [one["at_budget"][metric][axis] for metric, axis in reached]
             row += ["" if value is None else f"{value:.6g}" for value in values]
@@ -152,7 +152,7 @@ def _trend(results: Mapping[str, Any], key: str) -> str:
 def _times(results: Mapping[str, Any]) -> str:
     rows = {
         label(results, name): {part: arm["costs"]["seconds"].get(part, 0.0) for part in (*PARTS, "rest")}
-        for name, arm in _finished(results).items()
+        for name, arm in finished(results).items()
     }
     used = [part for part in (*PARTS, "rest") if any(row[part] > 0.005 * sum(row.values()) for row in rows.values())]
     return bars(
@@ -162,7 +162,7 @@ def _times(results: Mapping[str, Any]) -> str:
 
 def _held(results: Mapping[str, Any]) -> str:
     rows = {}
-    for name, arm in _finished(results).items():
+    for name, arm in finished(results).items():
         held = {role: sum(kinds[item] for item in (*HELD, "cache")) / MIB for role, kinds in arm["memory"].items()}
         rows[label(results, name)] = {role: size for role, size in held.items() if size > 0}
     return bars("tensors of each role", rows, "MiB", 150)
@@ -171,14 +171,14 @@ def _held(results: Mapping[str, Any]) -> str:
 def _flops(results: Mapping[str, Any]) -> str:
     rows = {
         label(results, name): {phase: count / 1e9 for phase, count in arm["costs"]["flops"].items()}
-        for name, arm in _finished(results).items()
+        for name, arm in finished(results).items()
     }
     return bars("operations of a step", rows, "GFLOP", 150)
 
 
 def _items(results: Mapping[str, Any]) -> list[str]:
     """Of the first arm with a critic and the first without, what each role's process holds."""
-    arms, charts = _finished(results), []
+    arms, charts = finished(results), []
     wanted = [next((n for n in arms if ("critic" in arms[n]["memory"]) == has), None) for has in (True, False)]
     for name in (name for name in wanted if name is not None):
         rows = {
@@ -191,7 +191,7 @@ def _items(results: Mapping[str, Any]) -> list[str]:
 
 def _groups(results: Mapping[str, Any], metric: str) -> str:
     """By algorithm, accuracy over the group size, of the arms that differ in nothing else."""
-    arms = _finished(results)
+    arms = finished(results)
     series: dict[str, list[tuple[float, float]]] = {}
     around: dict[str, list[tuple[float, float, float]]] = {}
     for arm in sorted(results["arms"], key=lambda arm: int(arm["group"])):
@@ -205,7 +205,7 @@ def _groups(results: Mapping[str, Any], metric: str) -> str:
 def _critics(results: Mapping[str, Any], metric: str) -> str:
     rows = {}
     for arm in results["arms"]:
-        found = _finished(results).get(arm["name"])
+        found = finished(results).get(arm["name"])
         value = found["at_equal_completions"][metric] if found and arm["critic"] else None
         if found and value:
             rows[f"{arm['label']}, {human_bytes(critic_bytes(found))}"] = (value["value"], value["low"], value["high"])
@@ -270,7 +270,7 @@ def _cost_rows(results: Mapping[str, Any]) -> Table:
         "response tokens/s",
     ]
     rows = [[*head, "all tokens/s", "GFLOP", "of the peak: generate", "update actor", "startup, s"]]
-    for name, arm in _finished(results).items():
+    for name, arm in finished(results).items():
         costs, seconds = arm["costs"], arm["costs"]["seconds"]
         share = {phase: f"{value:.0%}" for phase, value in costs["share_of_peak"].items()}
         rows.append(
@@ -294,7 +294,7 @@ def _cost_rows(results: Mapping[str, Any]) -> Table:
 
 def _memory_rows(results: Mapping[str, Any]) -> Table:
     rows = [["arm", "role", *ITEMS, "other", "peak", "explained"]]
-    for name, arm in _finished(results).items():
+    for name, arm in finished(results).items():
         for role, kinds in arm["memory"].items():
             shown = [_size(kinds[kind]) for kind in (*ITEMS, "other", "peak")]
             explained = f"{1 - kinds['other'] / kinds['peak']:.0%}" if kinds["peak"] else "-"
@@ -303,7 +303,7 @@ def _memory_rows(results: Mapping[str, Any]) -> Table:
 
 
 def _trend_rows(results: Mapping[str, Any]) -> Table:
-    arms = _finished(results)
+    arms = finished(results)
     keys = list(dict.fromkeys(key for arm in arms.values() for key in arm["trends"]))
     rows = [["arm", "finished", *keys]]
     for name, arm in arms.items():
@@ -335,13 +335,9 @@ def _conditions(results: Mapping[str, Any]) -> str:
 
 def _headline(results: Mapping[str, Any]) -> list[str]:
     """The arms of the first comparisons that have finished."""
-    arms = _finished(results)
+    arms = finished(results)
     pairs = [name for one in results["derived"]["comparisons"] for name in (one["ours"], one["theirs"])]
     return [name for name in dict.fromkeys([*pairs, *arms]) if name in arms][:HEADLINE]
-
-
-def _finished(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arm for name, arm in results["derived"]["arms"].items() if arm["finished"]}
 
 
 def _size(value: float) -> str:

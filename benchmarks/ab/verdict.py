@@ -41,7 +41,7 @@ def difference_text(comparison: Mapping[str, Any]) -> str:
 
 
 def share_text(share: Mapping[str, float]) -> str:
-    """'43 % [42 %, 44 %]'; one seed has no interval."""
+    """'43% [42%, 44%]'; one seed has no interval."""
     interval = f" [{share['low']:.0%}, {share['high']:.0%}]" if share["seeds"] > 1 else ""
     return f"{share['value']:.0%}{interval}"
 
@@ -67,7 +67,8 @@ def where(machine: Mapping[str, Any]) -> str:
     return ", ".join(machine["gpus"]) or f"{machine['cores']} CPU cores"
 
 
-def _finished(results: Mapping[str, Any]) -> dict[str, Any]:
+def finished(results: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, what the arms with a finished run cost and learned."""
     return {name: arm for name, arm in results["derived"]["arms"].items() if arm["finished"]}
 
 
@@ -86,7 +87,7 @@ def _conditions(results: Mapping[str, Any]) -> str:
 
 def _critic(results: Mapping[str, Any]) -> list[str]:
     said = []
-    for name, arm in _finished(results).items():
+    for name, arm in finished(results).items():
         if "critic" not in arm["memory"]:
             continue
         actor = sum(arm["memory"]["actor"][item] for item in HELD)
@@ -116,7 +117,7 @@ def _comparisons(results: Mapping[str, Any]) -> list[str]:
 
 
 def _groups(results: Mapping[str, Any]) -> list[str]:
-    arms = _finished(results)
+    arms = finished(results)
     sizes = {arm["name"]: arm for arm in results["arms"] if arm["critic"] is None and arm["name"] in arms}
     parts = [
         f"{arm['label']} generated {arms[name]['costs']['response_tokens_per_prompt']:.0f} tokens for each prompt"
