@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 USAGE = """usage: python launch/export.py checkpoint=PATH to=FOLDER [dtype=float32|bfloat16] [trust_remote_code=true]
 
@@ -70,8 +74,8 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
 
     from tandem.launch.checkpoints import CheckpointError, open_newest
     from tandem.platform.config import ConfigError
-    from tandem.workers.models import DTYPES
-    from tandem.workers.training_state import WEIGHTS
+    from tandem.workers.models import DTYPES, saved_tensors
+    from tandem.workers.training_state import FIXED, WEIGHTS
 
     checkpoint = open_newest(path)
     dtype = dtype or str(checkpoint.settings["model.dtype"])
@@ -84,32 +88,35 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
         checkpoint.copy_model(Path(folder))
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_config(config, **options)
-        own = dict(model.named_parameters())
+        own = saved_tensors(model)
         for part in checkpoint.parts("actor"):
             for key, tensor in part.items():
                 kind, _, name = key.partition("/")
-                if kind == WEIGHTS:
-                    own.pop(name).data.copy_(tensor)
+                if kind in (WEIGHTS, FIXED):
+                    put(model, own.pop(name), name, tensor)
         if own:
             raise CheckpointError(f"{checkpoint.path} lacks {len(own)} of the model's tensors, {min(own)} first")
-        # As they were: loading and saving a tokenizer may change it.
-        (Path(folder) / "config.json").unlink()
         _write(model, Path(folder), to, options)
     return checkpoint.step
 
 
-def _write(model: Any, rest: Path, to: Path, options: Mapping[str, Any]) -> None:
-    """The model with all that lies in `rest`, whole or not at all."""
-    from transformers import AutoModelForCausalLM
+def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) -> None:
+    """The model with the files of its `description`, whole or not at all."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     from tandem.launch.checkpoints import CheckpointError
+    from tandem.workers.models import saved_tensors
 
     draft = to.absolute().with_name(f".{to.absolute().name}.{os.getpid()}.part")
+    model.generation_config = GenerationConfig()  # the model's own may be one that transformers refuses to write
     try:
         model.save_pretrained(draft)
-        shutil.copytree(rest, draft, dirs_exist_ok=True)  # several chat templates are a folder
-        again = dict(AutoModelForCausalLM.from_pretrained(draft, **options).named_parameters())
-        different = [name for name, tensor in model.named_parameters() if not tensor.equal(again[name])]
+        (draft / "generation_config.json").unlink(missing_ok=True)
+        shutil.copytree(description, draft, dirs_exist_ok=True)  # as they were; several chat templates are a folder
+        write_config(description / "config.json", draft / "config.json", model)
+        again = saved_tensors(AutoModelForCausalLM.from_pretrained(draft, **options))
+        written = saved_tensors(model).items()
+        different = [name for name, tensor in written if not tensor.to(again[name].dtype).equal(again[name])]
         if different:
             raise CheckpointError(
                 f"{to} would not load as it was written: {len(different)} tensors differ, {different[0]} first"
@@ -117,6 +124,29 @@ def _write(model: Any, rest: Path, to: Path, options: Mapping[str, Any]) -> None
         draft.replace(to.absolute())
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def put(model: Any, own: Tensor, name: str, tensor: Tensor) -> None:
+    """Gives a parameter or buffer of the model its value; a buffer takes the dtype too, whatever that of the weights."""
+    from torch.nn import Parameter
+
+    from tandem.workers.models import set_buffer
+
+    if isinstance(own, Parameter):
+        own.data.copy_(tensor)
+    else:
+        set_buffer(model, name, tensor)
+
+
+def write_config(before: Path, after: Path, model: Any) -> None:
+    """The config of the base model, but for the dtype of the weights and the class that they are of."""
+    config, dtype = json.loads(before.read_text()), str(model.dtype).removeprefix("torch.")
+    for part in config.values():
+        if isinstance(part, dict) and "dtype" in part:
+            part["dtype"] = dtype
+    config.pop("torch_dtype", None)  # an older name of it
+    config |= {"dtype": dtype, "architectures": [type(model).__name__]}
+    after.write_text(json.dumps(config, indent=2) + "\n")
 
 
 if __name__ == "__main__":

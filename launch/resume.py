@@ -10,7 +10,7 @@ from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles
-from tandem.workers.models import save_description
+from tandem.workers.description import save_description
 
 FIXED = (
     *("run.seed", "data.seed", "data.shuffle", "data.prompts_per_step", "rollout.samples_per_prompt", "rollout.seed"),

@@ -15,9 +15,10 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
+from tandem.workers.description import end_token_ids
 from tandem.workers.footprint import model_bytes
-from tandem.workers.models import load_policy
-from tandem.workers.sampled import Sampled, end_token_ids
+from tandem.workers.models import load_policy, saved_tensors
+from tandem.workers.sampled import Sampled
 from tandem.workers.tokenizer import load_tokenizer
 
 
@@ -34,8 +35,7 @@ class HFEngine:
         self.model = load_policy(path, model).to(device).eval().requires_grad_(False)
         self.tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
         self.device, self.max_rows = device, rollout.max_batch_sequences
-        ends = end_token_ids(getattr(self.model, "generation_config", None), self.tokenizer)
-        self.stop_ids = ends | set(rollout.stop_token_ids)
+        self.stop_ids = end_token_ids(path, model, self.tokenizer) | set(rollout.stop_token_ids)
         self.stop, self._skip_special = tuple(rollout.stop), not rollout.keep_special_tokens
         self._turn, self._cache_bytes = threading.Lock(), 0
 
@@ -54,7 +54,7 @@ class HFEngine:
 
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
         """Copies tensors into the model by name; with `verify` returns the checksum of each as it now stands here."""
-        own = dict(self.model.named_parameters())
+        own = saved_tensors(self.model)
         arrived = {}
         with self._turn:
             for name, tensor in bucket.items():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tandem.platform.batch import RolloutBatch, real_tokens
 from tandem.platform.config import ConfigError, ModelConfig
 from tandem.platform.logprobs import token_logprobs
+from tandem.workers.determinism import disable_dropout, without_rates
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOAD_ERRORS = (OSError, ValueError, SafetensorError)
@@ -73,46 +74,51 @@ def _no_score_head(path: str, why: str) -> ConfigError:
 
 
 def _load(cls: Any, path: str, config: ModelConfig, **options: Any) -> Any:
+    from transformers import AutoConfig
+
     trust, dtype = config.trust_remote_code, DTYPES[config.dtype]
     try:
-        return cls.from_pretrained(path, dtype=dtype, trust_remote_code=trust, **options)
+        own = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
+        return cls.from_pretrained(path, config=own, dtype=dtype, trust_remote_code=trust, **options)
     except LOAD_ERRORS as error:
         raise cannot_load(f"the model at {path}", path, error) from error
 
 
-def generation_config(path: str, config: ModelConfig) -> Any:
-    """How the model at `path` says it is sampled from, its end tokens among it; without such a file, its config."""
-    from transformers import AutoConfig, GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(path)
-    except OSError:
-        return AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
-
-
-def save_description(path: str, config: ModelConfig, folder: Path) -> None:
-    """Writes what belongs to the model at `path` besides weights: its configuration, generation defaults and tokenizer."""
-    from transformers import AutoConfig
-
-    from tandem.workers.tokenizer import load_tokenizer
-
-    AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code).save_pretrained(folder)
-    generation = generation_config(path, config)
-    if generation is not None:
-        generation.save_pretrained(folder)
-    load_tokenizer(path, trust_remote_code=config.trust_remote_code).save_pretrained(folder)
-
-
-def policy_bytes(path: str, config: ModelConfig) -> int:
-    """Bytes of the weights of the causal language model at `path`, from its config alone: no weight is read."""
+def skeleton(path: str, config: ModelConfig) -> Any:
+    """The causal language model at `path` on the meta device, from its config alone: no weight is read."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     trust = config.trust_remote_code
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(
+        return AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(path, trust_remote_code=trust), trust_remote_code=trust
         )
-    return sum(parameter.numel() for parameter in skeleton.parameters()) * DTYPES[config.dtype].itemsize
+
+
+def policy_bytes(path: str, config: ModelConfig) -> int:
+    """Bytes of the weights of the causal language model at `path`; no weight is read."""
+    return sum(parameter.numel() for parameter in skeleton(path, config).parameters()) * DTYPES[config.dtype].itemsize
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to the model's saved state, each once; others are computed anew by every process."""
+    found: dict[str, Tensor] = {}
+    for owner, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[f"{owner}.{name}" if owner else name] = buffer
+    return found
+
+
+def set_buffer(model: nn.Module, path: str, tensor: Tensor) -> None:
+    """Puts a tensor in the place of the buffer at a dotted path."""
+    owner, _, name = path.rpartition(".")
+    model.get_submodule(owner)._buffers[name] = tensor
+
+
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers by name: all that a copy of the model needs."""
+    return {**dict(model.named_parameters()), **saved_buffers(model)}
 
 
 def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
@@ -127,19 +133,6 @@ def _prepare(model: Any, config: ModelConfig) -> Any:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Turns every dropout off: with it, scoring the same tokens twice would give two answers, and ratios other than 1."""
-    config = getattr(model, "config", None)
-    for name in ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"):
-        if getattr(config, name, None):
-            setattr(config, name, 0.0)
-    for module in model.modules():
-        # Attention keeps its probability as a plain number of its own.
-        for name in ("p", "attention_dropout") if isinstance(module, nn.Dropout) else ("attention_dropout",):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
 
 
 class ValueModel(nn.Module):

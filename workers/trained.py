@@ -11,6 +11,7 @@ from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Facts, Totals
+from tandem.workers.determinism import check_passes
 from tandem.workers.passes import training_parts
 from tandem.workers.random_states import random_states, set_random_states
 from tandem.workers.runtime import Rank, Rendezvous, own_interface, peak_memory_bytes, set_up
@@ -48,7 +49,12 @@ class TrainedWorker:
         config: ModelConfig,
         address: tuple[str, int] | None,
     ) -> TrainerBackend:
-        """The model under training; collective over the ranks of the role."""
+        """The model under training; collective over the ranks of the role.
+
+        Raises:
+            ConfigError: passes over the same tokens differ; names the modules.
+        """
+        check_passes(getattr(model, "body", model).to(self.device), self.device, f"the model of the {self.name}")
         meeting = (address or self.address(), self._rendezvous, self.timeout_s)
         with own_interface():
             return BACKENDS[trainer.name](model, self.name, optimizer, trainer, config, self.rank, self.device, meeting)

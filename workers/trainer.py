@@ -20,6 +20,7 @@ from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Totals
 from tandem.workers.footprint import Activations, baseline_bytes, model_bytes, tensor_bytes
+from tandem.workers.models import saved_tensors, set_buffer
 from tandem.workers.runtime import Rank, Rendezvous, join_process_group
 from tandem.workers.training_state import TrainingState
 
@@ -57,7 +58,8 @@ class TrainerBackend(Protocol):
     def named_weights(
         self, bucket_bytes: int, device: torch.device = CPU, everywhere: bool = False
     ) -> Iterator[dict[str, Tensor]]:
-        """Whole weights on `device` in parts of about `bucket_bytes`, on rank 0 or `everywhere`; empty on others.
+        """Whole weights and saved buffers on `device` in parts of about `bucket_bytes`, on rank 0 or `everywhere`; empty on
+        others.
 
         All ranks iterate. A tensor may be the model's own: it is good until the next `step`.
         """
@@ -127,6 +129,7 @@ class DeepSpeedBackend:
         deepspeed = _import_deepspeed(device)
         self._baseline, self._activations = baseline_bytes(device, held=model_bytes(model)), Activations()
         self._gathered = deepspeed.zero.GatheredParameters
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         adam = torch.optim.AdamW(
             parameters,
@@ -151,6 +154,9 @@ class DeepSpeedBackend:
                 "steps_per_print": None,
             },
         )
+        # With bfloat16 DeepSpeed casts buffers too: rotary frequencies would be off by a turn at position 1000.
+        for name, buffer in buffers.items():
+            set_buffer(self.engine.module, name, buffer.to(device))
         self._adam, self._gradient_bytes = adam, 0
         self._state = TrainingState(self.engine, adam, schedule, self.stage)
 
@@ -246,7 +252,8 @@ class DeepSpeedBackend:
     ) -> Iterator[dict[str, Tensor]]:
         """See `TrainerBackend.named_weights`; each bucket is gathered from its ZeRO shards once."""
         for bucket in self._buckets(bucket_bytes):
-            with self._gathered([parameter for _, parameter in bucket], enabled=self.stage == 3):
+            parameters = [tensor for _, tensor in bucket if isinstance(tensor, nn.Parameter)]
+            with self._gathered(parameters, enabled=self.stage == 3):
                 wanted = bucket if self.is_first or everywhere else []
                 # What is gathered from shards goes with the gathering.
                 whole = {name: p.detach().to(device, copy=self.stage == 3) for name, p in wanted}
@@ -281,12 +288,12 @@ class DeepSpeedBackend:
         return len(list(self._buckets(bucket_bytes)))
 
     def _buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, Any]]]:
-        return _buckets(list(self.engine.module.named_parameters()), bucket_bytes)
+        return _buckets(list(saved_tensors(self.engine.module).items()), bucket_bytes)
 
     def state_parts(self) -> Iterator[dict[str, Tensor]]:
         """See `TrainerBackend.state_parts`."""
         for bucket in self._buckets(self._part_bytes):
-            part = self._state.read([(name, parameter) for name, parameter in bucket if parameter.requires_grad])
+            part = self._state.read(bucket)
             yield part if self.is_first else {}
 
     def state_part_count(self) -> int:

@@ -2,6 +2,7 @@
 
     weights/<name>                      float32; the master copy where the model itself is bfloat16
     exp_avg/<name>, exp_avg_sq/<name>   Adam's moments, once there has been an update
+    fixed/<name>                        saved buffers, and parameters that are not trained, in their own dtype
 
 DeepSpeed's own checkpoints are pickles of one number of ranks; these are neither.
 """
@@ -12,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")
+from tandem.workers.models import saved_tensors
+
+WEIGHTS, MOMENTS, FIXED = "weights", ("exp_avg", "exp_avg_sq"), "fixed"
 
 
 class StateError(RuntimeError):
@@ -38,9 +41,11 @@ class TrainingState:
         return max((int(state["step"]) for state in self._adam.state.values() if "step" in state), default=0)
 
     def read(self, named: Sequence[tuple[str, Any]]) -> dict[str, Tensor]:
-        """The whole state of these parameters, on the CPU."""
-        kinds = (WEIGHTS, *MOMENTS) if self.updates else (WEIGHTS,)
-        return {f"{kind}/{name}": self._get(kind, parameter).cpu() for name, parameter in named for kind in kinds}
+        """The whole state of these parameters and buffers, on the CPU."""
+        updates = self.updates
+        return {
+            f"{kind}/{name}": self._get(kind, tensor).cpu() for name, tensor in named for kind in _kinds(tensor, updates)
+        }
 
     def begin(self, updates: int) -> None:
         """Prepares for `write`: makes moments of zeros, as they would be after so many updates."""
@@ -59,7 +64,7 @@ class TrainingState:
         Raises:
             StateError: one that the model does not have, or has in another shape.
         """
-        own = dict(self._engine.module.named_parameters())
+        own = saved_tensors(self._engine.module)
         for key, tensor in part.items():
             kind, _, name = key.partition("/")
             if key not in self._missing:
@@ -86,9 +91,8 @@ class TrainingState:
         self._schedule._last_lr = [group["lr"] for group in self._adam.param_groups]
 
     def _expected(self, updates: int) -> Iterator[str]:
-        for name, parameter in self._engine.module.named_parameters():
-            if parameter.requires_grad:
-                yield from (f"{kind}/{name}" for kind in ((WEIGHTS, *MOMENTS) if updates else (WEIGHTS,)))
+        for name, tensor in saved_tensors(self._engine.module).items():
+            yield from (f"{kind}/{name}" for kind in _kinds(tensor, updates))
 
     def _held(self) -> list[Any]:
         """The tensors by which Adam knows its moments on this rank."""
@@ -100,8 +104,13 @@ class TrainingState:
         )
 
     def _get(self, kind: str, parameter: Any) -> Tensor:
+        import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+        if kind == FIXED:
+            is_sharded = self._stage == 3 and isinstance(parameter, nn.Parameter)
+            with deepspeed.zero.GatheredParameters([parameter] if is_sharded else [], enabled=is_sharded):
+                return parameter.detach().clone()
         if self._stage == 0:
             return parameter.detach() if kind == WEIGHTS else self._adam.state[parameter][kind]
         if kind == WEIGHTS:
@@ -112,12 +121,20 @@ class TrainingState:
         import deepspeed
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
-        if kind == WEIGHTS:
-            if self._stage > 0:
+        if kind in (WEIGHTS, FIXED):
+            if self._stage > 0 and kind == WEIGHTS:
                 safe_set_full_fp32_param(parameter, tensor)
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._stage == 3):
+            is_sharded = self._stage == 3 and isinstance(parameter, nn.Parameter)
+            with deepspeed.zero.GatheredParameters([parameter] if is_sharded else [], modifier_rank=0, enabled=is_sharded):
                 parameter.data.copy_(tensor)
         elif self._stage == 0:
             self._adam.state[parameter][kind].copy_(tensor)
         else:
             safe_set_full_optimizer_state(parameter, tensor, kind)
+
+
+def _kinds(tensor: Tensor, updates: int) -> tuple[str, ...]:
+    """What there is to save of a parameter or buffer after so many updates."""
+    if not tensor.requires_grad:
+        return (FIXED,)
+    return (WEIGHTS, *MOMENTS) if updates else (WEIGHTS,)

@@ -15,9 +15,10 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
-from tandem.workers.models import generation_config, policy_bytes
+from tandem.workers.description import end_token_ids
+from tandem.workers.models import policy_bytes
 from tandem.workers.running_batch import RunningBatch
-from tandem.workers.sampled import Sampled, end_token_ids
+from tandem.workers.sampled import Sampled
 from tandem.workers.tokenizer import load_tokenizer
 
 GIB = 2**30
@@ -37,8 +38,8 @@ class VLLMEngine:
     def __init__(self, path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.device) -> None:
         self.device, self._skip_special = device, not rollout.keep_special_tokens
         self.tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
-        ends = end_token_ids(generation_config(path, model), self.tokenizer)
-        self.stop_ids, self.stop = ends | set(rollout.stop_token_ids), tuple(rollout.stop)
+        self.stop_ids = end_token_ids(path, model, self.tokenizer) | set(rollout.stop_token_ids)
+        self.stop = tuple(rollout.stop)
         self.engine = _start(path, model, rollout, device)
         # vLLM's own choice would be the tokenizer of the model's type, which may not be the one that was saved.
         self.engine.output_processor.tokenizer = self.tokenizer

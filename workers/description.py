@@ -1,0 +1,120 @@
+"""What belongs to a model besides its weights: config, generation defaults, tokenizer, templates, code.
+
+A run copies these files as they are. Loading and saving them again would change some, and refuse others.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tandem.platform.config import ConfigError, ModelConfig
+from tandem.workers.models import LOAD_ERRORS, cannot_load, skeleton
+from tandem.workers.tokenizer import load_tokenizer
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".gguf", ".tflite")
+"""Endings of files that hold weights or the state of an optimizer."""
+INDEX = ".index.json"  # says which tensor is in which file of weights
+LARGEST_FILE = 256 << 20  # bytes; the largest vocabularies are a tenth of that
+
+
+def save_description(path: str, config: ModelConfig, folder: Path) -> None:
+    """Copies the files of the model at `path`, a folder or hub name, that are not weights, as they are.
+
+    Raises:
+        ConfigError: there is no model.
+    """
+    root = _folder(path, config)
+    for file in _description(root):
+        target = folder / file.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def check_description(path: str, config: ModelConfig, folder: Path) -> None:
+    """Tries what a checkpoint and its export will need, in an empty `folder`: the copied files alone make the model.
+
+    Raises:
+        ConfigError: what they lack.
+    """
+    save_description(path, config, folder)
+    try:
+        model = skeleton(str(folder), config)
+        load_tokenizer(str(folder), trust_remote_code=config.trust_remote_code)
+    except (*LOAD_ERRORS, ImportError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the model at {path} cannot be exported: its files besides weights do not make the model again: {error}. "
+            "Put all of its config, tokenizer and code files into one folder, and set model.path to it"
+        ) from error
+    own = skeleton(path, config)
+    if type(model).__name__ != type(own).__name__ or _shapes(model) != _shapes(own):
+        raise ConfigError(
+            f"the model at {path} cannot be exported: its files besides weights make another model, "
+            f"{type(model).__name__} in place of {type(own).__name__}"
+        )
+
+
+def generation_config(path: str, config: ModelConfig) -> Any:
+    """How the model at `path` says it is sampled from; None without such a file."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:
+        return None
+
+
+def end_token_ids(path: str, config: ModelConfig, tokenizer: Any) -> set[int]:
+    """The ids that end a response: what the generation defaults, else the config of the model, and its tokenizer say.
+
+    A config's word counts only if it is in the file: some model types have a default, which may be any token of another
+    vocabulary.
+    """
+    defaults = getattr(generation_config(path, config), "eos_token_id", None)
+    ends = _ids(defaults) or _ids(_in_config_file(path, config))
+    return ends | _ids(tokenizer.eos_token_id)
+
+
+def _in_config_file(path: str, config: ModelConfig) -> Any:
+    from transformers import PreTrainedConfig
+
+    try:
+        written, _ = PreTrainedConfig.get_config_dict(path, trust_remote_code=config.trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"the config of {path}", path, error) from error
+    text = written.get("text_config")
+    return written.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
+
+
+def _ids(value: Any) -> set[int]:
+    """One id, several, or none as a set."""
+    return {int(token) for token in (value if isinstance(value, list | tuple) else [value]) if token is not None}
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _folder(path: str, config: ModelConfig) -> Path:
+    """Where the files of a model are on this machine; those of a hub name are in transformers' cache once it is loaded."""
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(path, "config.json")
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"the model at {path}", path, error) from error
+    assert found is not None, "cached_file raises where there is no such file"
+    return Path(found).parent
+
+
+def _description(root: Path) -> Iterator[Path]:
+    """The files that are not weights; folders of checkpoints, hidden ones and caches are left out."""
+    for file in sorted(root.rglob("*")):
+        inside = file.relative_to(root).parts
+        if any(part.startswith((".", "__pycache__", "checkpoint-", "step-")) for part in inside):
+            continue
+        if not file.is_file() or file.name.endswith((*WEIGHTS, INDEX)) or file.stat().st_size > LARGEST_FILE:
+            continue
+        yield file
