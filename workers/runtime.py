@@ -48,17 +48,23 @@ def pick_device(device: str) -> torch.device:
 
 def own_device_index() -> int:
     """Which of the CUDA devices that torch sees is this process's own."""
+    return next(iter(own_device_indices()), 0)
+
+
+def own_device_indices() -> list[int]:
+    """Which of the CUDA devices that torch sees Ray gave to this process; none outside Ray."""
     try:
         import ray
 
         given = [str(number) for number in ray.get_gpu_ids()] if ray.is_initialized() else []
     except ImportError:
         given = []
-    return device_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(NOSET, "").lower() in ("1", "true"))
+    visible, noset = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(NOSET, "").lower() in ("1", "true")
+    return device_indices(given, visible, noset)
 
 
-def device_index(given: Sequence[str], visible: str | None, noset: bool) -> int:
-    """Place of the device that Ray gave among those that are visible.
+def device_indices(given: Sequence[str], visible: str | None, noset: bool) -> list[int]:
+    """Places of the devices that Ray gave among those that are visible.
 
     Ray makes a process see its own devices alone, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES forbids it: then all
     of the node's are visible, or those that CUDA_VISIBLE_DEVICES named before.
@@ -66,12 +72,12 @@ def device_index(given: Sequence[str], visible: str | None, noset: bool) -> int:
     Args:
         given: ids of the devices, as Ray calls them; none outside Ray. visible: CUDA_VISIBLE_DEVICES.
     """
-    if not noset or not given:
-        return 0
+    if not noset:
+        return list(range(len(given)))
     if visible is None:
-        return int(given[0])
+        return [int(name) for name in given]
     there = [name.strip() for name in visible.split(",")]
-    return there.index(given[0]) if given[0] in there else 0
+    return [there.index(name) for name in given if name in there]
 
 
 def use_threads(rank: Rank) -> None:
@@ -113,10 +119,10 @@ def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int
     Args:
         address: (host, port) of rank 0's store. store: rank 0's own store, None on the other ranks.
     """
-    # DeepSpeed reads these, and would look for MPI without them.
+    # DeepSpeed reads these, and would look for MPI without them. By LOCAL_RANK it means the device of this process.
     os.environ |= {
         "RANK": str(rank.index),
-        "LOCAL_RANK": "0",
+        "LOCAL_RANK": str(device.index or 0),
         "WORLD_SIZE": str(rank.world_size),
         "MASTER_ADDR": address[0],
         "MASTER_PORT": str(address[1]),

@@ -18,6 +18,7 @@ from tandem.platform.seeds import mix
 from tandem.workers.description import end_token_ids
 from tandem.workers.models import policy_bytes
 from tandem.workers.running_batch import RunningBatch
+from tandem.workers.runtime import own_device_indices
 from tandem.workers.sampled import Sampled
 from tandem.workers.tokenizer import load_tokenizer
 
@@ -148,6 +149,10 @@ def _start(path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.
         settings = EngineArgs(**_arguments(path, model, rollout, on_cpu)).create_engine_config()
         if on_cpu:
             _check_head_size(settings.model_config.get_head_size())
+        else:
+            settings.parallel_config.assigned_physical_gpu_ids = _physical(
+                own_device_indices() if rollout.tensor_parallel > 1 else [device.index or 0]
+            )
         return LLMEngine.from_vllm_config(settings, disable_log_stats=True)
     except ConfigError:
         raise
@@ -163,6 +168,13 @@ def _start(path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.
         torch.set_num_threads = set_threads
         os.environ.pop("LD_PRELOAD", None)
         os.environ |= {} if preload is None else {"LD_PRELOAD": preload}
+
+
+def _physical(indices: Sequence[int]) -> list[int] | None:
+    """What vLLM calls the devices that torch sees at these places; None leaves the choice to vLLM."""
+    from vllm.platforms import current_platform
+
+    return [current_platform.visible_device_id_to_physical_device_id(index) for index in indices] or None
 
 
 def _arguments(path: str, model: ModelConfig, rollout: RolloutConfig, on_cpu: bool) -> dict[str, Any]:

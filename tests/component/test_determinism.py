@@ -155,9 +155,10 @@ def test_a_dropout_layer_of_the_code_is_turned_off() -> None:
 
 def test_the_check_leaves_no_trace() -> None:
     """Random generators, mode and buffers are as before, so that a run is the same with it."""
-    model = Qwen2ForCausalLM(small_config(32)).eval()
+    model = Qwen2ForCausalLM(small_config(32))
     model.model.norm = Wrapped(model.model.norm, lambda module, hidden: module.count.add_(1) * 0 + hidden)
     model.model.norm.register_buffer("count", torch.zeros(1))
+    model.eval()
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     expected = torch.rand(2), random.random(), np.random.rand()
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
