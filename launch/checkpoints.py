@@ -7,6 +7,7 @@
         actor/00000.safetensors   weights and Adam's moments as whole tensors, in parts
         actor/facts.json          by rank: updates, random generators
         critic/                   the same, where there is a critic
+        suspect.json              only if the next step failed on these weights: why; resume=auto passes it over
 
 On a local disk a checkpoint is written beside its place, synced, and renamed. In an object store, which cannot rename, a
 folder without manifest counts as nothing. No file is a pickle: reading one never runs code.
@@ -33,7 +34,7 @@ from tandem.platform.config import ConfigError
 from tandem.platform.protocols import Trained
 
 FORMAT = 1
-MANIFEST, DRIVER, FACTS = "manifest.json", "driver.json", "facts.json"
+MANIFEST, DRIVER, FACTS, SUSPECT = "manifest.json", "driver.json", "facts.json", "suspect.json"
 NAME = re.compile(r"(?:^|/)step-(\d{6,})$")
 
 
@@ -47,6 +48,11 @@ class Checkpoint:
     def __init__(self, fs: Any, path: str, manifest: Mapping[str, Any]) -> None:
         self.fs, self.path, self.manifest = fs, path, manifest
         self.step = int(manifest["step"])
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why its weights are not to be trusted; None if nothing is known against them."""
+        return _suspicion(self.fs, self.path)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -124,8 +130,9 @@ class Checkpoints:
         draft = f"{self.root}/.{uuid.uuid4().hex[:8]}.part" if self._is_local else place
         try:
             self._clear_drafts()
-            if not self._is_local and self.fs.exists(f"{place}/{MANIFEST}"):
-                self.fs.rm_file(f"{place}/{MANIFEST}")  # from here on it is not whole
+            for name in (MANIFEST, SUSPECT) if not self._is_local else ():
+                if self.fs.exists(f"{place}/{name}"):
+                    self.fs.rm_file(f"{place}/{name}")  # without manifest it is not whole
             files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
             manifest = {"format": FORMAT, "step": step, "score": score, "settings": dict(settings), "files": files}
             self._write(f"{draft}/{MANIFEST}", _json(manifest))
@@ -156,7 +163,10 @@ class Checkpoints:
             return None
         if resume != "auto":
             fs, path = _filesystem(resume)
-            return _open(fs, path.rstrip("/"))
+            asked = _open(fs, path.rstrip("/"))
+            if asked.suspicion:
+                note(f"warning: {asked.path} is suspect: {asked.suspicion}")
+            return asked
         broken = []
         for path in reversed(self._folders()):
             try:
@@ -164,12 +174,23 @@ class Checkpoints:
             except ConfigError as error:
                 broken.append(str(error))
                 continue
+            if found.suspicion:
+                broken.append(f"{path} is passed over: {found.suspicion}")
+                continue
             for text in broken:
                 note(f"warning: {text}; going on from {found.path} instead")
             return found
         if broken:
             raise ConfigError("; ".join(broken) + ". Set checkpoint.resume=never with another run.name to begin anew")
         return None
+
+    def distrust(self, step: int, why: str) -> str | None:
+        """Marks the checkpoint of a step as suspect; returns its path, None if there is none."""
+        path = f"{self.root}/step-{step:06d}"
+        if path not in self._folders():
+            return None
+        self._write(f"{path}/{SUSPECT}", _json({"why": why}))
+        return path
 
     def check_writable(self) -> None:
         """Refuses a place that cannot be written, before a step is trained.
@@ -198,9 +219,11 @@ class Checkpoints:
         return newest is not None and newest.path == found.path
 
     def _whole(self) -> list[tuple[str, float | None]]:
-        """Path and score of every checkpoint with a manifest that can be read, oldest step first."""
+        """Path and score of every checkpoint with a manifest that can be read and nothing against it, oldest step first."""
         found = []
         for path in self._folders():
+            if _suspicion(self.fs, path):
+                continue
             with suppress(FileNotFoundError, ValueError):  # ValueError: cut off
                 found.append((path, json.loads(self.fs.cat_file(f"{path}/{MANIFEST}"))["score"]))
         return found
@@ -220,7 +243,8 @@ class Checkpoints:
         whole = [(path, score) for path, score in self._whole() if _step_of(path) <= step]
         scored = sorted(((path, score) for path, score in whole if score is not None), key=lambda pair: -pair[1])
         kept = {path for path, _ in [*whole[-self.keep :], *scored[: self.keep_best]]}
-        for path, _ in whole:
+        suspect = [path for path in self._folders() if _step_of(path) < step and _suspicion(self.fs, path)]
+        for path in [*(path for path, _ in whole), *suspect]:
             if path not in kept:
                 self._remove(path)
 
@@ -253,6 +277,17 @@ class Checkpoints:
     def _sync_folders(self, draft: str) -> None:
         for folder, _, _ in os.walk(draft):
             _sync(folder)
+
+
+def _suspicion(fs: Any, path: str) -> str | None:
+    try:
+        content = json.loads(fs.cat_file(f"{path}/{SUSPECT}"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError):
+        content = None  # it is marked, whatever has become of the reason
+    why = content.get("why") if isinstance(content, dict) else None
+    return str(why or "it is marked as suspect")
 
 
 def _step_of(path: str) -> int:

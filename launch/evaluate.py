@@ -69,8 +69,8 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     path = prepare.model_path(config, lambda step, total: None)
     prepare.check_context(config, path)
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
-    prepare.check_stop_ids(config, tokenizer)
-    sets = prepare.evaluations(config, tokenizer, lambda text: print(text, file=sys.stderr))
+    prepare.check_stop_ids(config, path, tokenizer)
+    sets = prepare.evaluations(config, path, tokenizer, lambda text: print(text, file=sys.stderr))
     if not sets:
         raise ConfigError("there is no held-out data. Set data.eval=FILE")
     specs, rank = role_specs(config, resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss), path), Rank()

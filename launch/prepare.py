@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import torch
 
 from tandem.platform.batch import Prompt
 from tandem.platform.config import Config, ConfigError
-from tandem.platform.data import DataOrder, Row, check_answers, read_rows
+from tandem.platform.data import DataError, DataOrder, Row, check_answers, read_rows
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.prompts import EncodedRow, EncodedRows, encode_rows
 from tandem.platform.source import PromptSource, as_prompt
 from tandem.platform.tasks import load_task
+from tandem.workers.description import check_description, embedding_rows, end_token_ids, output_rows
 from tandem.workers.models import LOAD_ERRORS, cannot_load, check_score_head
 from tandem.workers.rollout import engine_name
 from tandem.workers.tokenizer import load_tokenizer
@@ -30,16 +32,21 @@ def model_path(config: Config, on_progress: Callable[[int, int], None]) -> str:
     return str(prepare_tiny(config.model, config.task, on_progress))
 
 
-def training_prompts(config: Config, tokenizer: Any, note: Callable[[str], None]) -> PromptSource:
-    """The training prompts as tokens, in the order of the seed."""
+def training_prompts(config: Config, model: str, tokenizer: Any, note: Callable[[str], None]) -> PromptSource:
+    """The training prompts as tokens of the model at `model`, in the order of the seed.
+
+    Raises:
+        ConfigError, DataError: a row that cannot be used.
+    """
     rows, source = _rows(config, config.data.train, held_out=False)
-    encoded = _encode(config, rows, tokenizer, source, note)
+    encoded = _encode(config, model, rows, tokenizer, source, note)
     seed = config.run.seed if config.data.seed is None else config.data.seed
     return PromptSource(encoded.rows, DataOrder(len(encoded.rows), config.data.prompts_per_step, seed, config.data.shuffle))
 
 
-def evaluations(config: Config, tokenizer: Any, note: Callable[[str], None]) -> list[Evaluation]:
-    """The held-out sets: data.eval, or the embedded task's when training on it, then data.eval_sets; perhaps none.
+def evaluations(config: Config, model: str, tokenizer: Any, note: Callable[[str], None]) -> list[Evaluation]:
+    """The held-out sets as tokens of the model at `model`: data.eval, or the embedded task's when training on it, then
+    data.eval_sets; perhaps none.
 
     Raises:
         ConfigError: two have one name.
@@ -53,12 +60,14 @@ def evaluations(config: Config, tokenizer: Any, note: Callable[[str], None]) -> 
     names = [name for name, _ in sets]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"data.eval_sets: {twice[0]} is the name of two held-out sets. Give one of them another")
-    return [_evaluation(config, name, path, tokenizer, note) for name, path in sets]
+    return [_evaluation(config, model, name, path, tokenizer, note) for name, path in sets]
 
 
-def _evaluation(config: Config, name: str, path: str | None, tokenizer: Any, note: Callable[[str], None]) -> Evaluation:
+def _evaluation(
+    config: Config, model: str, name: str, path: str | None, tokenizer: Any, note: Callable[[str], None]
+) -> Evaluation:
     rows, source = _rows(config, path, held_out=True)
-    encoded = _encode(config, rows, tokenizer, source, note)
+    encoded = _encode(config, model, rows, tokenizer, source, note)
     prompts: list[Prompt] = [as_prompt(row, number) for number, row in enumerate(encoded.rows)]
     rollout, samples = config.rollout, config.eval.samples_per_prompt
     length = rollout.max_response_tokens
@@ -73,6 +82,17 @@ def training_steps(config: Config, rows: int) -> int:
     return math.ceil(config.run.epochs * rows / config.data.prompts_per_step)
 
 
+def check_model(config: Config, path: str) -> None:
+    """Refuses a model that is too short for the sequences, or that could not be saved and exported after training.
+
+    Raises:
+        ConfigError: why, and what to set.
+    """
+    check_context(config, path)
+    with tempfile.TemporaryDirectory() as folder:
+        check_description(path, config.model, Path(folder))
+
+
 def check_context(config: Config, path: str) -> None:
     """Refuses sequences longer than the model, or the reward model, has positions for.
 
@@ -84,9 +104,9 @@ def check_context(config: Config, path: str) -> None:
         _check_positions(config, "reward.model", config.reward.model)
 
 
-def check_critic(config: Config, tokenizer: Any) -> None:
-    """Refuses a `critic.path` without the head that `critic.head` asks for, or that cannot read the actor's sequences:
-    other tokens, or too few positions.
+def check_critic(config: Config, model: str, tokenizer: Any) -> None:
+    """Refuses a `critic.path` without the head that `critic.head` asks for, or that cannot read the sequences of the actor,
+    the model at `model`: other tokens, or too few tokens or positions.
 
     Raises:
         ConfigError: what differs.
@@ -104,6 +124,12 @@ def check_critic(config: Config, tokenizer: Any) -> None:
             f"critic.path={path} has another vocabulary than the actor: {len(different)} of its tokens have another number "
             f"or are missing, {different[0]!r} first. Set critic.path to a model of the same family, or leave it out"
         )
+    largest = max(output_rows(model, config.model) - 1, *tokenizer.get_vocab().values())
+    if largest >= (rows := embedding_rows(path, config.model)):
+        raise ConfigError(
+            f"critic.path={path} has {rows} embedding rows, for token ids 0 to {rows - 1}, but the actor's tokens go up to "
+            f"{largest}. Resize the critic's embedding to {largest + 1} rows, or leave critic.path out"
+        )
 
 
 def check_engine(config: Config) -> None:
@@ -115,17 +141,22 @@ def check_engine(config: Config) -> None:
     engine_name(config.rollout.engine, torch.cuda.is_available())
 
 
-def check_stop_ids(config: Config, tokenizer: Any) -> None:
-    """Refuses `rollout.stop_token_ids` that can never be sampled.
+def check_stop_ids(config: Config, model: str, tokenizer: Any) -> None:
+    """Refuses `rollout.stop_token_ids`, or the end tokens of the model at `model`, that can never be sampled.
 
     Raises:
         ConfigError: the ids, and how many there are.
     """
-    unknown = [number for number in config.rollout.stop_token_ids if not 0 <= number < len(tokenizer)]
+    rows = output_rows(model, config.model)
+    sizes = f"the model at {model} samples {rows} tokens, 0 to {rows - 1}, and its tokenizer has {len(tokenizer)}"
+    unknown = [number for number in config.rollout.stop_token_ids if not 0 <= number < rows]
     if unknown:
+        raise ConfigError(f"rollout.stop_token_ids: {', '.join(map(str, unknown))} cannot occur: {sizes}. Remove them")
+    ends = end_token_ids(model, config.model, tokenizer)
+    if ends and not any(0 <= number < rows for number in ends):
         raise ConfigError(
-            f"rollout.stop_token_ids: {', '.join(map(str, unknown))} cannot occur, the model has {len(tokenizer)} tokens, "
-            f"0 to {len(tokenizer) - 1}"
+            f"no response could ever end: the end token {', '.join(map(str, sorted(ends)))} cannot occur, {sizes}. "
+            "Resize the model's embedding to its tokenizer, or correct eos_token_id in its generation_config.json"
         )
 
 
@@ -155,7 +186,9 @@ def _rows(config: Config, path: str | None, held_out: bool) -> tuple[list[Row], 
     return list(task.held_out if held_out else task.train), f"task={task.name}"
 
 
-def _encode(config: Config, rows: list[Row], tokenizer: Any, source: str, note: Callable[[str], None]) -> EncodedRows:
+def _encode(
+    config: Config, model: str, rows: list[Row], tokenizer: Any, source: str, note: Callable[[str], None]
+) -> EncodedRows:
     data = config.data
     encoded = encode_rows(rows, tokenizer, data.max_prompt_tokens, data.overlong_prompt, source)
     changed = encoded.cut + encoded.dropped
@@ -164,12 +197,29 @@ def _encode(config: Config, rows: list[Row], tokenizer: Any, source: str, note: 
         note(
             f"{source}: {changed} of {len(rows)} prompts over data.max_prompt_tokens={data.max_prompt_tokens} tokens {what}"
         )
+    _check_ids(encoded.rows, embedding_rows(model, config.model), model, tokenizer, source)
     if unknown := _with_unknown(encoded.rows, tokenizer):
         note(
             f"warning: {source}: {unknown} of {len(encoded.rows)} prompts have characters that the model's tokenizer does "
             "not know and cannot tell apart. Set model.path to a model that knows them"
         )
     return encoded
+
+
+def _check_ids(rows: Sequence[EncodedRow], limit: int, model: str, tokenizer: Any, source: str) -> None:
+    """Refuses prompts with a token that the model has no embedding for.
+
+    Raises:
+        DataError: the first row that has one, and both sizes.
+    """
+    for number, row in enumerate(rows, start=1):
+        if (largest := max(row.ids)) >= limit:
+            raise DataError(
+                f"{row.row.where or f'{source}, row {number}'}: the prompt has token {largest} "
+                f"({tokenizer.convert_ids_to_tokens(largest)!r}), but the model at {model} has {limit} embedding rows, for "
+                f"tokens 0 to {limit - 1}; its tokenizer has {len(tokenizer)} tokens. Resize the model's embedding to its "
+                "tokenizer, or leave the token out"
+            )
 
 
 def _with_unknown(rows: Sequence[EncodedRow], tokenizer: Any) -> int:

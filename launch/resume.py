@@ -6,10 +6,11 @@ from pathlib import Path
 
 from tandem.launch.checkpoints import Checkpoint, Checkpoints
 from tandem.launch.facts import flat
+from tandem.platform.batch import TrainBatch
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver
 from tandem.platform.metrics import Metrics
-from tandem.platform.protocols import Roles
+from tandem.platform.protocols import Roles, TrainingError
 from tandem.workers.description import save_description
 
 FIXED = (
@@ -89,26 +90,60 @@ class Saver:
 
     def __init__(self, config: Config, checkpoints: Checkpoints, driver: Driver, path: str, score: str | None) -> None:
         self.config, self.checkpoints, self.driver, self.path, self.score = config, checkpoints, driver, path, score
+        self.saved = driver.number  # step of the newest checkpoint that this run has written or goes on from
 
-    def after(self, step: int, metrics: Metrics) -> None:
-        """Saves if the step is due, or the last.
+    def after(self, step: int, metrics: Metrics, batch: TrainBatch) -> None:
+        """Saves if the step is due, or the last; `batch` is that of the step.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: it could not be written. TrainingError: the weights are not to be trusted.
         """
         every = self.config.checkpoint.every
-        if step != self.driver.steps and not (every and step % every == 0):
-            return
+        if self.driver.is_done or (every and step % every == 0):
+            self._save(metrics.get(self.score) if self.score else None, batch)
+
+    def rescue(self) -> str | None:
+        """Saves the last step that is done, if the weights are still its own and it is not saved; returns the path."""
+        state = self.driver.settled
+        if state is None or state["step"] in (0, self.saved):
+            return None
+        self.driver.residency.saving()
+        return self._save(None)
+
+    def distrust(self, why: str) -> str | None:
+        """Marks the checkpoint that the failed step began with, if there is one; returns its path."""
+        return self.checkpoints.distrust(self.driver.number - 1, why)
+
+    def _save(self, score: float | None, batch: TrainBatch | None = None) -> str:
+        state = self.driver.settled
+        assert state is not None, "weights are saved when they do not move"
         with self.driver.spans.span("checkpoint"):
-            self.driver.residency.training()
-            self.checkpoints.save(
-                step,
-                self.driver.state(),
-                self.driver.roles.trained(),
-                self._save_model,
-                flat(self.config),
-                metrics.get(self.score) if self.score else None,
+            if batch is not None:
+                self.driver.residency.training()
+                self._check(batch, state["step"])
+            path = self.checkpoints.save(
+                state["step"], state, self.driver.roles.trained(), self._save_model, flat(self.config), score
             )
+        self.saved = state["step"]
+        return path
+
+    def _check(self, batch: TrainBatch, step: int) -> None:
+        """Refuses to save weights that the next step would fail on: tries them on a batch.
+
+        Raises:
+            TrainingError: what is not finite.
+        """
+        roles, rollout = self.driver.roles, batch.rollout
+        tried = {"the policy's log-probs": roles.actor.logprobs(rollout)}
+        if roles.critic is not None:
+            tried["the critic's values"] = roles.critic.values(rollout).values
+        for what, numbers in tried.items():
+            if not bool(numbers.isfinite().all()):
+                raise TrainingError(
+                    f"after the update of step {step} {what} are not finite, so no checkpoint of it is written. Lower "
+                    f"actor.lr (now {self.config.actor.lr:g}) or critic.lr (now {self.config.critic.lr:g}), and start the "
+                    "run again: it goes on from the checkpoint before, if there is one"
+                )
 
     def _save_model(self, folder: Path) -> None:
         save_description(self.path, self.config.model, folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
 import time
 import traceback
@@ -22,28 +21,23 @@ from tandem.launch.display import Display, make_display
 from tandem.launch.facts import about, for_trackers
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
+from tandem.launch.signals import Signals, Terminated
 from tandem.launch.sinks import Sinks
 from tandem.launch.versions import versions
-from tandem.platform.alarms import Alarm, alarms
+from tandem.platform.alarms import alarms
 from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver, StepResult
+from tandem.platform.evaluate import Evaluation
 from tandem.platform.masked import masked_mean
-from tandem.platform.protocols import Roles
+from tandem.platform.protocols import Roles, TrainingError
 from tandem.platform.records import Recorder, sample_rows, write_json, write_text
 from tandem.platform.redact import redacted
 from tandem.platform.spans import Spans
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
 from tandem.workers.tokenizer import load_tokenizer
-from tandem.workers.trainer import TrainingError
 from tandem.workers.training_state import StateError
-
-INTERRUPTED, TERMINATED = 130, 143  # exit codes, as a shell counts them
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived."""
 
 
 @dataclass(frozen=True)
@@ -103,26 +97,38 @@ def _recorded(
     found: Checkpoint | None,
     notes: Sequence[str],
 ) -> int:
-    outputs = open_outputs(config, folder, started_at, found)
+    with Signals().taken() as signals:
+        outputs = open_outputs(config, folder, started_at, found)
+        status, error, code = _trained(config, outputs, checkpoints, found, notes, signals)
+        signals.ignore()  # what is left takes seconds, and is what a signal waits for
+        return outputs.close(status, error, code)
+
+
+def _trained(
+    config: Config,
+    outputs: Outputs,
+    checkpoints: Checkpoints,
+    found: Checkpoint | None,
+    notes: Sequence[str],
+    signals: Signals,
+) -> tuple[str, str | None, int]:
+    """How the training ended: status, error, exit code."""
     try:
         for text in notes:
             outputs.display.note(text)
-        train(config, outputs, checkpoints, found)
-    except KeyboardInterrupt:
-        return outputs.close("interrupted", "interrupted (Ctrl-C)", INTERRUPTED)
-    except Terminated:
-        return outputs.close("interrupted", "terminated (SIGTERM)", TERMINATED)
+        train(config, outputs, checkpoints, found, signals)
+    except Terminated as ended:
+        return "interrupted", str(ended), ended.code
     except Exception as error:
         # These are for the user to mend: the message says it all. Anything else wants its traceback.
         if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
             print(redacted(traceback.format_exc()), file=sys.stderr)
-        return outputs.close("failed", f"{type(error).__name__}: {error}", 1)
-    return outputs.close("finished", None, 0)
+        return "failed", f"{type(error).__name__}: {error}", 1
+    return "finished", None, 0
 
 
-def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Checkpoint | None) -> None:
+def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Checkpoint | None, signals: Signals) -> None:
     """The whole training: model and data, roles up, loop from the checkpoint found or from its beginning, roles down."""
-    signal.signal(signal.SIGTERM, _terminate)
     display = outputs.display
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
     if found:
@@ -130,20 +136,20 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
     prepare.check_engine(config)
     display.phase("model")
     path = prepare.model_path(config, lambda step, total: _show_warm_start(display, step, total))
-    prepare.check_context(config, path)
+    prepare.check_model(config, path)
     display.phase("data")
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
-    prepare.check_critic(config, tokenizer)
-    prepare.check_stop_ids(config, tokenizer)
-    source = prepare.training_prompts(config, tokenizer, display.note)
-    evaluations = prepare.evaluations(config, tokenizer, display.note)
+    prepare.check_critic(config, path, tokenizer)
+    prepare.check_stop_ids(config, path, tokenizer)
+    source = prepare.training_prompts(config, path, tokenizer, display.note)
+    evaluations = prepare.evaluations(config, path, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
-    watching = alarms()
-    with roles_of(config, algorithm, path, lambda why: _abandon(outputs, why)) as roles:
+    with roles_of(config, algorithm, path, signals, lambda why: _abandon(outputs, why)) as roles:
         display.begin(steps)
         outputs.recorder.devices = roles.devices
-        spans = Spans(display.phase)
+        spans = signals.spans = Spans(display.phase)
+        keeper = Keeper(config, outputs, signals)
         driver = Driver(
             config,
             algorithm,
@@ -152,26 +158,67 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
             steps,
             evaluations,
             spans,
-            on_step=lambda step, result: _keep(config, outputs, watching, saver, step, result),
-            on_eval=lambda metrics: _keep_first(outputs, metrics),
+            keeper.step,
+            keeper.first_evaluation,
         )
-        score = f"eval/{evaluations[0].name}/greedy" if evaluations else None
-        saver = Saver(config, checkpoints, driver, path, score)
-        try:
-            if found:
-                display.phase("resume")
-                if found.step >= steps:
-                    display.note(f"nothing is left to do: the checkpoint is of step {found.step}, run.steps={steps}")
-                restore(found, driver, roles)
-            driver.run()
-            outputs.recorder.identity |= {"first_weights": driver.first_weights, "data": source.digest}
-        except WorkerFailed as error:
-            raise WorkerFailed(f"step {driver.number}, phase {spans.last}: {error}") from error
+        if found:
+            display.phase("resume")
+            restore(found, driver, roles)
+            if driver.is_done:
+                display.note(f"nothing is left to do: the checkpoint is of step {found.step}, run.steps={steps}")
+        keeper.saver = Saver(config, checkpoints, driver, path, _score_of(evaluations))
+        _loop(driver, keeper)
+        outputs.recorder.identity |= {"first_weights": driver.first_weights, "data": source.digest}
         display.phase("closing")
 
 
+def _loop(driver: Driver, keeper: Keeper) -> None:
+    """Runs the driver; what ends it early is told with its step and phase, and saves or marks what it can."""
+    saver, display = keeper.saver, keeper.outputs.display
+    assert saver is not None
+    try:
+        driver.run()
+    except WorkerFailed as error:
+        raise WorkerFailed(f"step {driver.number}, phase {driver.spans.last}: {error}") from error
+    except TrainingError as error:
+        where = f"step {driver.number}, phase {driver.spans.last}"
+        raise TrainingError(f"{where}: {error}{_distrust(saver, error)}") from error
+    except Terminated as ended:
+        if keeper.config.checkpoint.on_signal:
+            _rescue(saver, display, ended)
+        raise
+
+
+def _score_of(evaluations: Sequence[Evaluation]) -> str | None:
+    """The metric by which a checkpoint is one of the best."""
+    return f"eval/{evaluations[0].name}/greedy" if evaluations else None
+
+
+def _rescue(saver: Saver, display: Display, ended: Terminated) -> None:
+    """Saves what is done before the run ends; a second signal ends it at once."""
+    try:
+        display.note(f"{ended}: saving the last step that is done; once more ends the run at once")
+        path = saver.rescue()
+    except Exception as error:  # the workers may have been told to end too
+        display.note(f"warning: no checkpoint could be written: {redacted(str(error))}")
+        return
+    if path:
+        display.note(f"written: {path}")
+
+
+def _distrust(saver: Saver, error: TrainingError) -> str:
+    """Marks the checkpoint that the failed step began with; returns what there is to say of it."""
+    path = saver.distrust(str(error))
+    if path is None:
+        return ""
+    begun = f"{path} holds the weights that the step began with"
+    return f"\n{begun}: it is marked as suspect, and checkpoint.resume=auto passes it over"
+
+
 @contextmanager
-def roles_of(config: Config, algorithm: Algorithm, path: str, on_head_lost: Callable[[str], None]) -> Iterator[Roles]:
+def roles_of(
+    config: Config, algorithm: Algorithm, path: str, signals: Signals, on_head_lost: Callable[[str], None]
+) -> Iterator[Roles]:
     """The roles of the run, ready; ended when the body ends, however that is."""
     with ExitStack() as stack:
         if config.cluster.name == "inline":
@@ -180,7 +227,7 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, on_head_lost: Call
             yield inline_roles(config, workers)
             return
         cpus = stack.enter_context(connected(config.cluster, on_head_lost=on_head_lost))
-        signal.signal(signal.SIGTERM, _terminate)  # again: ray.init sets a handler of its own
+        signals.install()  # again: ray.init sets handlers of its own
         ray_roles = RayRoles(config, algorithm, path, cpus)
         stack.callback(ray_roles.close)
         yield ray_roles.wait()
@@ -270,39 +317,50 @@ def _as_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def _keep(config: Config, outputs: Outputs, watching: list[Alarm], saver: Saver, step: int, result: StepResult) -> None:
-    recorder, display = outputs.recorder, outputs.display
-    recorder.step(step, result.metrics, result.finished_at)
-    every = config.tracking.samples_every
-    if every and (step == 1 or step % every == 0):
-        kept, batch = config.tracking.samples_kept, result.batch
-        gap = (batch.old_logprobs - batch.rollout.rollout_logprobs).abs()
-        advantages, gaps = (
-            [float(masked_mean(values, mask)) for values, mask in zip(per_token[:kept], batch.mask[:kept], strict=True)]
-            for per_token in (batch.advantages, gap)
-        )
-        collected = result.collected
-        recorder.samples(step, sample_rows(collected.rollouts[:kept], collected.scores[:kept], advantages, gaps))
-    display.step(step, result.metrics)
-    for alarm in watching:
-        if warning := alarm(result.metrics, result.unmoved):
-            display.note(warning)
-    saver.after(step, result.metrics)
+class Keeper:
+    """What is done with each step: records, samples, display, alarms, checkpoints."""
+
+    def __init__(self, config: Config, outputs: Outputs, signals: Signals) -> None:
+        self.config, self.outputs, self._signals, self._watching = config, outputs, signals, alarms(config)
+        self.saver: Saver | None = None  # once there is a driver
+
+    def step(self, step: int, result: StepResult) -> None:
+        """A step is done; a signal that came while the weights moved ends the run now."""
+        self._signals.spans.mark("record")
+        recorder, display = self.outputs.recorder, self.outputs.display
+        recorder.step(step, result.metrics, result.finished_at)
+        every = self.config.tracking.samples_every
+        if every and (step == 1 or step % every == 0):
+            recorder.samples(step, _sample_rows(result, self.config.tracking.samples_kept))
+        display.step(step, result.metrics)
+        for alarm in self._watching:
+            if warning := alarm(result.metrics, result.unmoved):
+                display.note(warning)
+        assert self.saver is not None
+        self.saver.after(step, result.metrics, result.batch)
+        self._signals.raise_waiting()
+
+    def first_evaluation(self, metrics: dict[str, float]) -> None:
+        """The evaluation before the first step is done."""
+        self.outputs.recorder.first_evaluation(metrics)
+        self.outputs.display.step(int(metrics["step"]), metrics)
 
 
-def _keep_first(outputs: Outputs, metrics: dict[str, float]) -> None:
-    outputs.recorder.first_evaluation(metrics)
-    outputs.display.step(int(metrics["step"]), metrics)
+def _sample_rows(result: StepResult, kept: int) -> list[dict[str, Any]]:
+    """The first rollouts of a step as a person reads them."""
+    batch, collected = result.batch, result.collected
+    gap = (batch.old_logprobs - batch.rollout.rollout_logprobs).abs()
+    advantages, gaps = (
+        [float(masked_mean(values, mask)) for values, mask in zip(per_token[:kept], batch.mask[:kept], strict=True)]
+        for per_token in (batch.advantages, gap)
+    )
+    return sample_rows(collected.rollouts[:kept], collected.scores[:kept], advantages, gaps)
 
 
 def _show_warm_start(display: Display, step: int, total: int) -> None:
     if step == 1:
         display.note(f"building the embedded model: {total} steps of supervised fine-tuning, once; then it is in the cache")
     display.phase(f"warm start {step}/{total}")
-
-
-def _terminate(number: int, frame: Any) -> None:
-    raise Terminated
 
 
 def _abandon(outputs: Outputs, why: str) -> None:

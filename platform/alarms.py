@@ -4,43 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
+from tandem.platform.config import Config
 from tandem.platform.metrics import Metrics
+from tandem.platform.validate_algo import against_another_sampler
 
 
 @dataclass
 class Alarm:
-    """Speaks once, when `is_wrong` has held for `after` steps in a row."""
+    """Speaks once, when `is_wrong` has held for `after` steps in a row; a step without one of its metrics says nothing."""
 
     after: int
+    reads: Collection[str]  # metrics
     is_wrong: Callable[[Metrics, Collection[str]], bool]
     text: Callable[[Metrics, Collection[str]], str]
     _streak: int = 0
 
     def __call__(self, metrics: Metrics, unmoved: Collection[str]) -> str | None:
         """What to tell the user after this step, if anything."""
+        if any(name not in metrics for name in self.reads):
+            return None
         self._streak = self._streak + 1 if self.is_wrong(metrics, unmoved) else 0
         return self.text(metrics, unmoved) if self._streak == self.after else None
 
 
+VARIANCE = "critic/explained_variance"
 LARGEST_GAP = 0.1  # nats per token; numerics of another engine in bfloat16 stay well below
 
 
-def alarms() -> list[Alarm]:
-    """All of them, for one run."""
+def alarms(config: Config) -> list[Alarm]:
+    """All of them, for one run with these settings, which their advice suits."""
     return [
-        Alarm(10, lambda metrics, _: metrics.get("reward/std", 0.0) == 0, _flat_reward),
-        Alarm(20, lambda metrics, _: metrics.get("critic/explained_variance", 0.0) < 0, _negative_variance),
-        Alarm(3, _wide_gap, _wide_gap_text),
-        Alarm(5, lambda metrics, unmoved: bool(unmoved) and _moves(metrics), _unmoved),
+        Alarm(10, ["reward/std"], lambda metrics, _: metrics["reward/std"] == 0, _flat_reward),
+        Alarm(3, ["reward/unscorable", "samples/sampled"], _nothing_scored, _nothing_scored_text),
+        Alarm(20, [VARIANCE], lambda metrics, _: metrics[VARIANCE] < 0, _negative_variance),
+        Alarm(3, ["rollout/logprob_gap", "rollout/staleness_mean"], _wide_gap, partial(_wide_gap_text, config)),
+        Alarm(5, [], lambda metrics, unmoved: bool(unmoved) and _moves(metrics), _unmoved),
     ]
 
 
 def _flat_reward(metrics: Metrics, unmoved: Collection[str]) -> str:
     return (
-        f"warning: in 10 steps every sample had the same reward ({metrics.get('reward/mean', 0.0):g}), so nothing can be "
+        f"warning: in 10 steps every sample had the same reward ({metrics['reward/mean']:g}), so nothing can be "
         "learned. Look at samples/: does the reward function read what the model writes? "
         "rollout.max_response_tokens may cut the answer off"
+    )
+
+
+def _nothing_scored(metrics: Metrics, unmoved: Collection[str]) -> bool:
+    return metrics["reward/unscorable"] >= metrics["samples/sampled"] > 0
+
+
+def _nothing_scored_text(metrics: Metrics, unmoved: Collection[str]) -> str:
+    counts = {name.removeprefix("reward/unscorable_"): n for name, n in metrics.items() if "unscorable_" in name}
+    problems = ", ".join(f"{name} {count:.0f}" for name, count in sorted(counts.items())) or "of no named kind"
+    return (
+        f"warning: in 3 steps no sample could be scored, so nothing was trained (in the last one: {problems}). Look at "
+        "samples/ and at what the reward functions return; they time out after reward.timeout_s"
     )
 
 
@@ -53,14 +74,14 @@ def _negative_variance(metrics: Metrics, unmoved: Collection[str]) -> str:
 
 
 def _wide_gap(metrics: Metrics, unmoved: Collection[str]) -> bool:
-    return metrics.get("rollout/staleness_mean", 0.0) == 0 and metrics.get("rollout/logprob_gap", 0.0) > LARGEST_GAP
+    return metrics["rollout/staleness_mean"] == 0 and not metrics["rollout/logprob_gap"] <= LARGEST_GAP
 
 
-def _wide_gap_text(metrics: Metrics, unmoved: Collection[str]) -> str:
+def _wide_gap_text(config: Config, metrics: Metrics, unmoved: Collection[str]) -> str:
     return (
         f"warning: the log-probs of the rollout engine differ from the trainer's by {metrics['rollout/logprob_gap']:.2f} "
         "nats per token on average, with the same weights. The samples are those of another distribution than the one "
-        "trained: look at rollout.top_p, rollout.top_k and model.dtype, or set algo.correction=truncate"
+        f"trained. {against_another_sampler(config) or 'Look at model.dtype and rollout.engine'}"
     )
 
 

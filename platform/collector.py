@@ -2,10 +2,13 @@
 
 One round samples `data.prompts_per_step` prompts. With `algo.dynamic_sampling` rounds go on until every group of the batch
 carries signal: Yu et al., DAPO, section 3.2, https://arxiv.org/abs/2503.14476
+
+With `run.epochs` the rounds end with the data; the last batch is then filled up with groups without signal.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,6 +71,8 @@ class Collector:
     ) -> None:
         self.config, self.algorithm, self.roles, self.source = config, algorithm, roles, source
         self.steps, self.spans, self.residency = steps, spans, residency
+        epochs, per_round = config.run.epochs, config.data.prompts_per_step
+        self.rounds = math.inf if epochs is None else math.ceil(epochs * len(source.rows) / per_round)
         self.shaper = RewardShaper(config.reward, config.rollout.max_response_tokens)
         self.submitted = 0  # rounds
         self.leftover: list[Group] = []
@@ -76,7 +81,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """What the next step depends on, as JSON can hold it. Rounds under way are sampled again by who goes on."""
         return {
-            "rounds": self.submitted - len(self._pending),
+            "rounds": self.taken,
             "leftover": [group_to_json(group) for group in self.leftover],
             "reward_moments": self.shaper.moments.state,
         }
@@ -86,6 +91,16 @@ class Collector:
         self.submitted = state["rounds"]
         self.leftover = [group_from_json(group, self.source) for group in state["leftover"]]
         self.shaper.moments.state = state["reward_moments"]
+
+    @property
+    def taken(self) -> int:
+        """Rounds whose samples have been collected."""
+        return self.submitted - len(self._pending)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether `run.epochs` passes over the data have been made; what is left over is less than a batch."""
+        return self.taken >= self.rounds
 
     def collect(self, step: int) -> Collected:
         """The batch of step 1, 2, ...
@@ -102,19 +117,19 @@ class Collector:
         algo, wanted = self.config.algo, self.config.data.prompts_per_step
         carried, self.leftover = self.leftover, []
         full, silent, sampled, rounds = list(carried), list[Group](), list[Group](), 0
-        while len(full) < wanted and rounds < algo.dynamic_max_rounds:
+        while len(full) < wanted and rounds < algo.dynamic_max_rounds and self.taken < self.rounds:
             groups, rounds = self._round(step), rounds + 1
             sampled += groups
             for group in groups:
                 (full if group.varies(algo.dynamic_metric) else silent).append(group)
         full, surplus = full[:wanted], full[wanted:]
         missing = wanted - len(full)
-        if missing and algo.dynamic_at_cap == "error":
+        if missing and algo.dynamic_at_cap == "error" and rounds == algo.dynamic_max_rounds:
             raise NoSignal(self._too_few(step, len(full), rounds))
         filling, dropped = silent[:missing], silent[missing:]
         if algo.dynamic_surplus == "keep":
             self.leftover = surplus
-        batch = self._batch([*full, *filling], muted=len(filling) if algo.dynamic_at_cap == "mask" else 0)
+        batch = self._batch([*full, *filling], muted=0 if algo.dynamic_at_cap == "keep" else len(filling))
         return Collected(
             batch,
             [*full, *filling],
@@ -138,7 +153,7 @@ class Collector:
         ahead = min(self.config.rollout.max_staleness, self.steps - step)
         with self.spans.span("generate"):
             self.residency.sampling()
-            while len(self._pending) < 1 + ahead:
+            while len(self._pending) < 1 + ahead and self.submitted < self.rounds:
                 self._pending.append(self._submit())
             prompts, ticket, greedy_ticket = self._pending.popleft()
             sampled = self._finished(ticket)

@@ -260,6 +260,7 @@ class CheckpointConfig:
     every: int = setting(50, "training steps between checkpoints; 0: only after the last", at_least=0)
     keep: int = setting(2, "newest checkpoints to keep", at_least=1)
     keep_best: int = setting(0, "checkpoints to keep besides, by the first evaluated accuracy", at_least=0)
+    on_signal: bool = setting(True, "on SIGTERM, SIGHUP or Ctrl-C, save the last step that is done before ending")
     dir: str | None = setting(None, "folder or address (as s3://bucket/path) of the checkpoints; null: in the run's folder")
     resume: str = setting(
         "auto",

@@ -44,10 +44,10 @@ class StepResult:
 
 
 class Driver:
-    """Trains for `steps` steps.
+    """Trains for `steps` steps, or fewer if `run.epochs` passes over the data take fewer.
 
-    `on_step(step, result)` is called after each, evaluation included; an evaluation before the first of them comes as
-    `on_eval(metrics)`, with the step it belongs to.
+    `on_step(step, result)` is called after each, evaluation included, also if that fails; an evaluation before the first of
+    them comes as `on_eval(metrics)`, with the step it belongs to.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Driver:
         self.evaluations, self.spans = evaluations, spans or Spans()
         self.on_step, self.on_eval = on_step, on_eval
         self.number = 0  # of the step that runs
+        self.settled: dict[str, Any] | None = None  # the state that the weights of now belong to; None while they move
         self.first_weights = ""  # changes with any weight that `run` began with
         self.version = 0  # of the policy: updates it has had
         self.residency = Residency(roles)
@@ -95,17 +96,25 @@ class Driver:
 
     def run(self) -> None:
         """The whole training, with the evaluations around and inside it."""
-        if self.number > 0 and self.number >= self.steps:
+        if self.number > 0 and self.is_done:
             return
+        self.settled = self.state()
         self.first_weights = combined(self._publish(verify=True))
         if self.config.eval.before_training:
             self.on_eval({"step": float(self.number), **self._evaluate()})
-        while self.number < self.steps:
+        while not self.is_done:
             result = self.step()
-            every = self.config.eval.every
-            if self.number == self.steps or (every and self.number % every == 0):
-                result = replace(result, metrics={**result.metrics, **self._evaluate()})
-            self.on_step(self.number, result)
+            try:
+                every = self.config.eval.every
+                if self.is_done or (every and self.number % every == 0):
+                    result = replace(result, metrics={**result.metrics, **self._evaluate()})
+            finally:  # a step that is done is kept, whatever becomes of its evaluation
+                self.on_step(self.number, result)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last step has been made."""
+        return self.number >= self.steps or self.collector.is_exhausted
 
     def step(self) -> StepResult:
         """One training step."""
@@ -119,11 +128,13 @@ class Driver:
                     collected.batch, inferred, self.algorithm, self.config.algo, self.kl_controller.coef
                 )
                 described = {**credited, **measure.credit_metrics(batch)}
+            self.settled = None
             with self.spans.span("update"):
                 updated, unmoved = self._update(batch, described)
             with self.spans.span("publish"):
                 lag = measure.policy_lag_metrics(collected.batch, inferred.old_logprobs, self.version)
                 self._advance(described)
+        self.settled = self.state()
         metrics = {**self._describe(collected, batch), **described, **updated, **lag}
         return StepResult(metrics, collected, batch, unmoved, time.time())
 
@@ -212,6 +223,7 @@ class Driver:
         times = self.spans.take()
         described = {
             "step": float(self.number),
+            "data/epoch": self.collector.taken * self.config.data.prompts_per_step / len(self.source.rows),
             "policy/version": float(self.version),
             **measure.reward_metrics(scores_of(collected.sampled)),
             **measure.rollout_metrics(rollouts_of(collected.sampled)),

@@ -157,12 +157,16 @@ class Rollouts(Role, Protocol):
         """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
         ...
 
+    def abandon(self) -> None:
+        """Gives up what is being sampled and frees the devices; nothing can be sampled afterwards."""
+        ...
+
     def begin_weights(self) -> None:
         """New weights are about to be sent."""
         ...
 
     def load_weights(self, bucket: Any) -> None:
-        """Takes one part of new weights."""
+        """Takes one part of new weights; nothing is sampled until `finish_weights`."""
         ...
 
     def sleep(self) -> None:
@@ -176,6 +180,10 @@ class Rollouts(Role, Protocol):
     def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
         """Declares the weights complete; raises WeightSyncError naming a tensor that did not arrive as sent."""
         ...
+
+
+class TrainingError(RuntimeError):
+    """The optimization cannot go on: a gradient, a loss or a log-prob is not finite."""
 
 
 class WeightSyncError(RuntimeError):

@@ -36,6 +36,13 @@ class Residency:
                 self._awake = set()
             self._onload()
 
+    def saving(self) -> None:
+        """Trained models may be used from here on, and engines no more: what they sample is given up."""
+        if self._takes_turns:
+            self._roles.rollouts.abandon()
+            self._awake = set()
+            self._onload()
+
     def syncing(self) -> None:
         """Weights may go from the actor to the engines from here on."""
         if self._takes_turns:

@@ -29,6 +29,10 @@ class Spans:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def mark(self, name: str) -> None:
+        """Says what goes on from here, without timing it."""
+        self.last = name
+
     def take(self) -> dict[str, float]:
         """The spans so far as `time/<name>_s` in seconds, and starts anew."""
         seconds, self._seconds = self._seconds, {}

@@ -85,15 +85,27 @@ def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     if rollout.max_staleness > 0 and algo.correction == "none":
         yield (
             f"rollout.max_staleness={rollout.max_staleness}: samples lag behind the policy and nothing corrects for it. "
-            "Set algo.correction=truncate"
+            f"{against_another_sampler(config)}"
         )
     if algo.dynamic_sampling and algo.dynamic_surplus == "keep" and algo.correction == "none":
         yield (
             "algo.dynamic_surplus=keep: groups kept for the next step lag behind the policy and nothing corrects for it. "
-            "Set algo.correction=truncate"
+            f"{against_another_sampler(config)}"
         )
     yield from _on_the_last_step(config)
     yield from _without_effect(config, given)
+
+
+def against_another_sampler(config: Config) -> str:
+    """What to set where samples come from another distribution than the one trained; empty if all of it is set."""
+    steps = []
+    if config.rollout.top_p < 1:
+        steps.append("rollout.top_p=1")
+    if config.rollout.top_k is not None:
+        steps.append("rollout.top_k=null")
+    if config.algo.correction == "none":
+        steps.append("algo.correction=truncate")
+    return f"Set {' and '.join(steps)}" if steps else ""
 
 
 def _on_the_last_step(config: Config) -> Iterator[str]:

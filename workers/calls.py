@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from tandem.platform.protocols import TrainingError
 from tandem.workers.postmortem import last_words
 
 DEATH_IS_SEEN_S = 5.0  # Ray tells of a dead process about as fast as the ranks it was connected to fail
@@ -130,8 +131,8 @@ class Ranks:
         """What a call that has ended gave.
 
         Raises:
-            WorkerDied: the process of the rank ended. WorkerFailed: the call raised. ValueError: one of tandem's own, as
-                the worker raised it.
+            WorkerDied: the process of the rank ended. WorkerFailed: the call raised. ValueError, TrainingError: one of
+                tandem's own, as the worker raised it.
         """
         try:
             return ray.get(ref, timeout=self.timeout_s)
@@ -191,7 +192,7 @@ class Ranks:
 
 def is_the_users(error: BaseException) -> bool:
     """Whether an error is the user's to mend: its text says all, a traceback would say nothing more."""
-    return isinstance(error, ValueError) and type(error).__module__.startswith("tandem.")
+    return isinstance(error, ValueError | TrainingError) and type(error).__module__.startswith("tandem.")
 
 
 def _is_dead(handle: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,23 @@ def end_token_ids(path: str, config: ModelConfig, tokenizer: Any) -> set[int]:
     defaults = getattr(generation_config(path, config), "eos_token_id", None)
     ends = _ids(defaults) or _ids(_in_config_file(path, config))
     return ends | _ids(tokenizer.eos_token_id)
+
+
+def embedding_rows(path: str, config: ModelConfig) -> int:
+    """How many tokens the model at `path` can read: rows of its embedding."""
+    return _rows(path, config.trust_remote_code, body=True)
+
+
+def output_rows(path: str, config: ModelConfig) -> int:
+    """How many tokens the causal language model at `path` can sample: rows of its last layer."""
+    return _rows(path, config.trust_remote_code, body=False)
+
+
+@lru_cache(maxsize=8)
+def _rows(path: str, trust_remote_code: bool, body: bool) -> int:
+    model = skeleton(path, ModelConfig(trust_remote_code=trust_remote_code), body=body)
+    layer = model.get_input_embeddings() if body else model.get_output_embeddings()
+    return int((model.get_input_embeddings() if layer is None else layer).weight.shape[0])
 
 
 def _in_config_file(path: str, config: ModelConfig) -> Any:

@@ -38,6 +38,7 @@ class HFEngine:
         self.stop_ids = end_token_ids(path, model, self.tokenizer) | set(rollout.stop_token_ids)
         self.stop, self._skip_special = tuple(rollout.stop), not rollout.keep_special_tokens
         self._turn, self._cache_bytes = threading.Lock(), 0
+        self._is_loading = False
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
         """The samples of each prompt side by side, in order of the prompts."""
@@ -53,18 +54,25 @@ class HFEngine:
         return results
 
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
-        """Copies tensors into the model by name; with `verify` returns the checksum of each as it now stands here."""
-        own = saved_tensors(self.model)
-        arrived = {}
-        with self._turn:
-            for name, tensor in bucket.items():
-                own[name].data.copy_(tensor)
-                if verify:
-                    arrived[name] = checksum(own[name].data.to(tensor.dtype).cpu())
+        """Copies tensors into the model by name; with `verify` returns the checksum of each as it now stands here.
+
+        The first of them stops the engine until `finish_weights`.
+        """
+        if not self._is_loading:
+            self._turn.acquire()
+            self._is_loading = True
+        own, arrived = saved_tensors(self.model), {}
+        for name, tensor in bucket.items():
+            own[name].data.copy_(tensor)
+            if verify:
+                arrived[name] = checksum(own[name].data.to(tensor.dtype).cpu())
         return arrived
 
     def finish_weights(self) -> None:
-        """Nothing is held back, and no cache outlives a call."""
+        """Samples again: nothing is held back, and no cache outlives a call."""
+        if self._is_loading:
+            self._is_loading = False
+            self._turn.release()
 
     def sleep(self) -> None:
         """Moves the weights out of the device's memory."""

@@ -33,6 +33,10 @@ class InlineRollouts:
         """The samples of a ticket."""
         return list(ticket[0])
 
+    def abandon(self) -> None:
+        """Frees the device's memory: nothing is under way between calls."""
+        self.worker.sleep()
+
     def begin_weights(self) -> None:
         """Nothing: the weights come in the call."""
 

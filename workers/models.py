@@ -84,15 +84,13 @@ def _load(cls: Any, path: str, config: ModelConfig, **options: Any) -> Any:
         raise cannot_load(f"the model at {path}", path, error) from error
 
 
-def skeleton(path: str, config: ModelConfig) -> Any:
-    """The causal language model at `path` on the meta device, from its config alone: no weight is read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def skeleton(path: str, config: ModelConfig, *, body: bool = False) -> Any:
+    """The causal language model at `path`, or its body alone, on the meta device: from its config, no weight is read."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-    trust = config.trust_remote_code
+    trust, cls = config.trust_remote_code, AutoModel if body else AutoModelForCausalLM
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(path, trust_remote_code=trust), trust_remote_code=trust
-        )
+        return cls.from_config(AutoConfig.from_pretrained(path, trust_remote_code=trust), trust_remote_code=trust)
 
 
 def policy_bytes(path: str, config: ModelConfig) -> int:

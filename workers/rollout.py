@@ -35,7 +35,11 @@ class RolloutBackend(Protocol):
         ...
 
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
-        """Takes new values of some weights; with `verify` returns the checksum of each as it stands in the engine."""
+        """Takes new values of some weights; with `verify` returns the checksum of each as it stands in the engine.
+
+        No token may come from weights of which only a part is new: from the first call on nothing is sampled until
+        `finish_weights`, or all are applied there.
+        """
         ...
 
     def finish_weights(self) -> None:

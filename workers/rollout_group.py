@@ -15,7 +15,7 @@ from typing import Any
 from tandem.platform.batch import Prompt, Rollout
 from tandem.platform.protocols import Sampling, WeightSyncError
 from tandem.workers.calls import Home, Ranks, WorkerDied, WorkerFailed
-from tandem.workers.groups import ActorGroup
+from tandem.workers.groups import ActorGroup, kill
 from tandem.workers.sync import Channel
 
 QUEUED = 2  # an engine has so many times what it runs at once: it never waits for the next prompt
@@ -184,6 +184,12 @@ class RolloutGroup:
         self._version = version
         self._finish(set(range(len(self.ranks))) - self._dead.keys() - self._stale, checksums)
         self._recover()
+
+    def abandon(self) -> None:
+        """Ends the replicas, whatever they sample."""
+        kill(self.ranks)
+        self._queue.clear()
+        self._running.clear()
 
     def sleep(self) -> None:
         """Frees the devices' memory; nothing may be under way."""

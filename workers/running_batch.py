@@ -48,16 +48,24 @@ class RunningBatch:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """No step runs during the body; requests stay where they are."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def pause(self) -> None:
+        """No step runs from here on until `resume`, which another thread may call."""
         with self._changed:
             # Counted, or a thread that takes step after step would never leave the engine to this one.
             self._pausing += 1
             self._changed.wait_for(lambda: not self._busy)
             self._pausing -= 1
             self._busy = True
-        try:
-            yield
-        finally:
-            self._end_turn()
+
+    def resume(self) -> None:
+        """Steps may run again."""
+        self._end_turn()
 
     def _step_unless_finished(self, names: Sequence[str]) -> None:
         """Waits until these requests are finished, or the engine is free to take a step for them."""

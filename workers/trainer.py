@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
-from tandem.platform.protocols import Totals
+from tandem.platform.protocols import Totals, TrainingError
 from tandem.workers.footprint import Activations, baseline_bytes, model_bytes, tensor_bytes
 from tandem.workers.models import saved_tensors, set_buffer
 from tandem.workers.runtime import Rank, Rendezvous, join_process_group
@@ -28,10 +28,6 @@ CPU = torch.device("cpu")
 
 Objective = Callable[[Callable[..., Any], TrainBatch], LossOutput]
 """(forward pass of the model, micro-batch on the device) -> its part of the loss of the mini-batch."""
-
-
-class TrainingError(RuntimeError):
-    """The optimization cannot go on: a gradient is not finite."""
 
 
 class TrainerBackend(Protocol):
@@ -172,7 +168,7 @@ class DeepSpeedBackend:
         denominator, so the first is undone with a factor and the second is off: accumulation is driven from here.
         """
         self.engine.train()
-        totals = []
+        totals, losses = [], list[Tensor]()
         for number, part in enumerate(parts):
             self.engine.set_gradient_accumulation_boundary(number == len(parts) - 1)
             part = part.trim().to(self.device)
@@ -180,13 +176,15 @@ class DeepSpeedBackend:
                 output = objective(self.engine, part)
             self.engine.backward(output.loss * self.world_size)
             totals.append(as_totals(output))
+            losses.append(output.loss.detach())
         self._gradient_bytes, norm = self._count_gradients(), self._own_grad_norm()
         learning_rate, before = self._adam.param_groups[0]["lr"], self._fingerprints()
         self.engine.step()
         norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
-        if not math.isfinite(norm):
+        loss = float(torch.stack(losses).sum())
+        if not (math.isfinite(norm) and math.isfinite(loss)):
             raise TrainingError(
-                f"{self.name}: the gradient norm is {norm}. The weights are no longer to be trusted. "
+                f"{self.name}: the gradient norm is {norm}, the loss {loss:g}. The weights are no longer to be trusted. "
                 f"Lower {self.name}.lr (now {learning_rate:g}) or look for infinite rewards or log-probs in the samples"
             )
         unmoved = frozenset(name for name, value in self._fingerprints().items() if before[name] == value)

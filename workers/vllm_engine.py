@@ -48,6 +48,7 @@ class VLLMEngine:
         self._cache_bytes = sum(self.engine.collective_rpc(_count_cache))
         self._batch = RunningBatch(self.engine)
         self._held: dict[str, Tensor] = {}
+        self._is_loading = False
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
         """The samples of each prompt side by side, in order of the prompts; calls of several threads run together."""
@@ -61,26 +62,36 @@ class VLLMEngine:
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
         """Takes tensors by the name they have in a checkpoint; with `verify` returns the checksum of each as it arrived.
 
-        On a CPU vLLM has repacked its weights and reads new ones only as a whole, so they wait for `finish_weights`.
+        The first of them stops the engine until `finish_weights`. On a CPU vLLM has repacked its weights and reads new ones
+        only as a whole, so they wait for `finish_weights`, and the engine goes on meanwhile.
         """
         arrived = {name: checksum(tensor.cpu()) for name, tensor in bucket.items()} if verify else {}
         if self.device.type == "cpu":
             # Copies: the sender may write to its tensors before the weights are complete.
             self._held |= {name: tensor.detach().clone() for name, tensor in bucket.items()}
         else:
-            with self._batch.paused():
-                self.engine.collective_rpc(partial(_load, list(bucket.items())))
+            self._stand_still()
+            self.engine.collective_rpc(partial(_load, list(bucket.items())))
         return arrived
 
     def finish_weights(self) -> None:
         """Applies the weights that were held back, and drops what was computed with the old ones."""
-        with self._batch.paused():
+        self._stand_still()
+        try:
             if self._held:
                 held, self._held = self._held, {}
                 self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(held.items())})
                 self.engine.collective_rpc(_repack_kept)
             # Requests that are running compute their cache again, or they would read keys and values of old weights.
             self.engine.reset_prefix_cache(reset_running_requests=True)
+        finally:
+            self._is_loading = False
+            self._batch.resume()
+
+    def _stand_still(self) -> None:
+        if not self._is_loading:
+            self._batch.pause()
+            self._is_loading = True
 
     def weight_bytes(self) -> int:
         """Bytes of the weights, over all GPUs of this engine."""

@@ -20,10 +20,11 @@ from tandem.workers.tokenizer import load_tokenizer
 DIGITS = "0123456789+="
 
 
-def save(folder: Path, characters: str = DIGITS, positions: int = 512) -> str:
+def save(folder: Path, characters: str = DIGITS, positions: int = 512, rows: int | None = None) -> str:
     tokenizer = character_tokenizer(characters)
     torch.manual_seed(0)
-    Qwen2ForCausalLM(small_config(len(tokenizer), max_position_embeddings=positions)).save_pretrained(folder)
+    config = small_config(rows or len(tokenizer), max_position_embeddings=positions, eos_token_id=None)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
@@ -69,27 +70,66 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_critic_must_read_the_same_tokens_at_as_many_places(tmp_path: Path) -> None:
-    tokenizer, config = character_tokenizer(DIGITS), Config()
-    prepare.check_critic(config, tokenizer)
+    tokenizer, config, actor = character_tokenizer(DIGITS), Config(), save(tmp_path / "actor")
+    prepare.check_critic(config, actor, tokenizer)
     config.critic.path = save(tmp_path / "same")
-    prepare.check_critic(config, tokenizer)
+    prepare.check_critic(config, actor, tokenizer)
     config.critic.path = save(tmp_path / "other", characters="9876543210+=")
     with pytest.raises(ConfigError, match=r"critic\.path=.* has another vocabulary than the actor: 10 of its tokens"):
-        prepare.check_critic(config, tokenizer)
+        prepare.check_critic(config, actor, tokenizer)
     config.critic.path = save(tmp_path / "short", positions=16)
     with pytest.raises(ConfigError, match=r"the model at critic\.path=.* has 16 positions"):
-        prepare.check_critic(config, tokenizer)
+        prepare.check_critic(config, actor, tokenizer)
 
 
-def test_a_stop_token_must_exist() -> None:
+def test_a_critic_must_have_an_embedding_for_every_token_that_the_actor_reads_or_samples(tmp_path: Path) -> None:
+    tokenizer, config, actor = character_tokenizer(DIGITS), Config(), save(tmp_path / "actor", rows=20)
+    config.critic.path = save(tmp_path / "narrow", rows=19)
+    with pytest.raises(ConfigError, match=r"narrow has 19 embedding rows.*the actor's tokens go up to 19.*to 20 rows"):
+        prepare.check_critic(config, actor, tokenizer)
+    config.critic.path = save(tmp_path / "wide", rows=20)
+    prepare.check_critic(config, actor, tokenizer)
+    tokenizer.add_tokens([f"<new {number}>" for number in range(6)])  # the last one is token 20
+    tokenizer.save_pretrained(tmp_path / "wide")
+    with pytest.raises(ConfigError, match=r"wide has 20 embedding rows.*go up to 20.*to 21 rows"):
+        prepare.check_critic(config, actor, tokenizer)
+
+
+def test_a_stop_token_must_exist(tmp_path: Path) -> None:
+    """In the model: some have more rows than their tokenizer has tokens, and some, after one was added, fewer."""
     tokenizer, config = character_tokenizer(DIGITS), Config()
-    config.rollout.stop_token_ids = [3, len(tokenizer) - 1]
-    prepare.check_stop_ids(config, tokenizer)
-    config.rollout.stop_token_ids = [3, len(tokenizer), -1]
+    wide, narrow = save(tmp_path / "wide", rows=20), save(tmp_path / "narrow", rows=14)
+    config.rollout.stop_token_ids = [3, len(tokenizer) - 1, 19]
+    prepare.check_stop_ids(config, wide, tokenizer)
+    config.rollout.stop_token_ids = [3, 20, -1]
+    with pytest.raises(ConfigError, match=r"stop_token_ids: 20, -1 cannot occur: .* 20 tokens, 0 to 19.*tokenizer has 15"):
+        prepare.check_stop_ids(config, wide, tokenizer)
+    config.rollout.stop_token_ids = [14]
+    with pytest.raises(ConfigError, match=r"stop_token_ids: 14 cannot occur: .* 14 tokens, 0 to 13.*tokenizer has 15"):
+        prepare.check_stop_ids(config, narrow, tokenizer)
+
+
+def test_an_end_token_that_the_model_cannot_sample_is_refused(tmp_path: Path) -> None:
+    tokenizer, config, path = character_tokenizer(DIGITS), Config(), save(tmp_path)
+    tokenizer.add_special_tokens({"eos_token": "<stop>"})
+    assert tokenizer.eos_token_id == 15
+    with pytest.raises(ConfigError, match=r"no response could ever end: the end token 15 cannot occur.*0 to 14"):
+        prepare.check_stop_ids(config, path, tokenizer)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_prompt_with_a_token_that_the_model_lacks_is_named_with_its_row(tmp_path: Path, held_out: bool) -> None:
+    """A token was added to the tokenizer and the embedding not resized: prompts without it can be trained on."""
+    tokenizer, config, path = character_tokenizer(DIGITS), Config(), save(tmp_path)
+    tokenizer.add_tokens(["<tool>"])
+    config.data.train = config.data.eval = data(tmp_path, ("1+1=", "2"), ("1+<tool>=", "3"), ("<tool>", "4"))
+    read = prepare.evaluations if held_out else prepare.training_prompts
     with pytest.raises(
-        ConfigError, match=r"rollout\.stop_token_ids: 15, -1 cannot occur, the model has 15 tokens, 0 to 14"
+        DataError, match=r"data\.jsonl, line 2: .* token 15 \('<tool>'\).* 15 embedding rows.*16 tokens"
     ):
-        prepare.check_stop_ids(config, tokenizer)
+        read(config, path, tokenizer, print)
+    config.data.train = config.data.eval = data(tmp_path, ("1+1=", "2"))
+    read(config, path, tokenizer, print)
 
 
 @pytest.mark.parametrize(
@@ -103,14 +143,15 @@ def test_an_answer_that_cannot_be_graded_is_found_when_it_is_read(
     config.data.train = data(tmp_path, ("1+1=", "2"), ("1+2=", answer))
     config.reward.functions = {function: 1.0}
     with pytest.raises(DataError, match=rf"data\.jsonl, line 2: reward function '{function}' cannot grade .*{said}"):
-        prepare.training_prompts(config, character_tokenizer(DIGITS), print)
+        prepare.training_prompts(config, "", character_tokenizer(DIGITS), print)
     config.reward.allow_errors = True
-    assert len(prepare.training_prompts(config, character_tokenizer(DIGITS), print).rows) == 2
+    model = save(tmp_path / "model")
+    assert len(prepare.training_prompts(config, model, character_tokenizer(DIGITS), print).rows) == 2
 
 
 def test_prompts_in_unknown_characters_are_counted(tmp_path: Path) -> None:
     config, notes = Config(), list[str]()
     config.data.train = data(tmp_path, ("1+1=", "2"), ("1 + 2 =", "3"))
-    prepare.training_prompts(config, character_tokenizer(DIGITS), notes.append)
+    prepare.training_prompts(config, save(tmp_path / "model"), character_tokenizer(DIGITS), notes.append)
     [note] = notes
     assert "1 of 2 prompts have characters that the model's tokenizer does not know" in note

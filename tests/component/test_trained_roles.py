@@ -12,10 +12,10 @@ from role_cases import actor, critic, samples, train_batch, weights
 from tandem.platform.batch import Inferred, TrainBatch
 from tandem.platform.config import ActorConfig, ModelConfig
 from tandem.platform.metrics import reduce_totals
+from tandem.platform.protocols import TrainingError
 from tandem.workers.actor import ActorWorker
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.runtime import Rank
-from tandem.workers.trainer import TrainingError
 
 
 def test_first_update_is_on_policy(tiny_path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,7 @@ def stand() -> Stand:
 def engine(stand: Stand) -> VLLMEngine:
     made = VLLMEngine.__new__(VLLMEngine)
     made.device, made.engine = torch.device("cuda", 0), stand
-    made._batch, made._held = RunningBatch(stand), {}
+    made._batch, made._held, made._is_loading = RunningBatch(stand), {}, False
     return made
 
 
@@ -59,6 +60,45 @@ def test_each_bucket_is_loaded_when_it_comes(engine: VLLMEngine, stand: Stand) -
         assert torch.equal(stand.loaded[name], tensor)
     engine.finish_weights()
     assert stand.calls == [("reset", {"reset_running_requests": True})]
+
+
+def test_no_token_comes_from_half_new_weights(engine: VLLMEngine, stand: Stand) -> None:
+    """A request that runs while weights come takes steps before and after the update, none between its buckets."""
+    steps: list[tuple[str, ...]] = []
+    stop = threading.Event()
+
+    def step() -> list[Any]:
+        steps.append(tuple(sorted(stand.loaded)))  # what a token of now would come from
+        time.sleep(0.001)
+        done = SimpleNamespace(request_id="0", finished=stop.is_set())
+        return [done]
+
+    stand.step, stand.add_request = step, lambda *request: None  # type: ignore[attr-defined]
+    running = threading.Thread(target=engine._batch.run, args=([([1], None)],))
+    running.start()
+    for name in ("a", "b", "c"):
+        while not steps:
+            time.sleep(0.001)
+        engine.load_weights({name: torch.ones(1)})
+        time.sleep(0.02)
+    engine.finish_weights()
+    seen = len(steps)
+    while len(steps) < seen + 3:
+        time.sleep(0.001)
+    stop.set()
+    running.join(5)
+    assert set(steps) == {(), ("a", "b", "c")}
+
+
+def test_an_update_may_begin_again(engine: VLLMEngine, stand: Stand) -> None:
+    """As for a replica that missed a part and gets all of them once more."""
+    engine.load_weights({"a": torch.zeros(1)})
+    engine.load_weights({"a": torch.ones(1)})
+    engine.finish_weights()
+    engine.finish_weights()
+    assert stand.loaded["a"] == 1
+    with engine._batch.paused():
+        pass
 
 
 def test_memory_sleeps_and_wakes_in_stages(engine: VLLMEngine, stand: Stand) -> None:
@@ -76,6 +116,7 @@ def test_weights_wait_for_the_step_that_runs(engine: VLLMEngine, stand: Stand) -
         assert not stand.loaded
     loading.join(5)
     assert set(stand.loaded) == {"a"}
+    engine.finish_weights()
 
 
 def test_settings_in_vllms_words() -> None:

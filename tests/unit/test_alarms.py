@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tandem.platform.alarms import alarms
+from tandem.platform.config import Config
 
 WELL = {
     "reward/std": 0.1,
@@ -14,12 +17,14 @@ WELL = {
     "rollout/staleness_mean": 0.0,
     "policy/grad_norm": 1.0,
     "policy/lr": 1e-6,
+    "reward/unscorable": 1.0,
+    "samples/sampled": 8.0,
 }
 
 
 def spoken(steps: int, wrong: dict[str, float], unmoved: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
     """(step, text) of what all alarms say while some numbers are wrong."""
-    watching = alarms()
+    watching = alarms(Config())
     return [
         (step, text)
         for step in range(1, steps + 1)
@@ -37,7 +42,9 @@ def test_all_is_well() -> None:
     [
         ({"reward/std": 0.0, "reward/mean": 0.25}, 10, "same reward (0.25)"),
         ({"critic/explained_variance": -0.5}, 20, "critic.warmup_steps"),
-        ({"rollout/logprob_gap": 0.4}, 3, "rollout.top_p"),
+        ({"rollout/logprob_gap": 0.4}, 3, "Set algo.correction=truncate"),
+        ({"rollout/logprob_gap": math.nan}, 3, "by nan nats"),
+        ({"reward/unscorable": 8.0, "reward/unscorable_timeout": 8.0}, 3, "no sample could be scored"),
     ],
 )
 def test_each_alarm_speaks_once(wrong: dict[str, float], step: int, words: str) -> None:
@@ -47,11 +54,40 @@ def test_each_alarm_speaks_once(wrong: dict[str, float], step: int, words: str) 
 
 
 def test_an_alarm_starts_anew_when_all_is_well_between() -> None:
-    watching = alarms()
+    watching = alarms(Config())
     flat, said = {**WELL, "reward/std": 0.0}, []
     for step in range(30):
         said += [alarm(WELL if step == 9 else flat, frozenset()) for alarm in watching]
     assert len([text for text in said if text]) == 1
+
+
+def test_what_was_not_measured_is_no_zero() -> None:
+    """Ten steps without a single score say nothing of rewards; that nothing could be scored is said as it is."""
+    unscored = {name: value for name, value in WELL.items() if not name.startswith("reward/")}
+    unscored |= {"reward/unscorable": 8.0, "reward/unscorable_none": 8.0}
+    watching = alarms(Config())
+    said = [text for _ in range(40) for alarm in watching if (text := alarm(unscored, frozenset()))]
+    [text] = said
+    assert "no sample could be scored" in text
+    assert "none 8" in text
+    assert all(alarm({}, frozenset()) is None for _ in range(40) for alarm in alarms(Config()))
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "correction", "advice"),
+    [
+        (1.0, None, "none", "Set algo.correction=truncate"),
+        (0.9, None, "none", "Set rollout.top_p=1 and algo.correction=truncate"),
+        (0.9, 5, "none", "Set rollout.top_p=1 and rollout.top_k=null and algo.correction=truncate"),
+        (1.0, None, "mask", "Look at model.dtype"),
+    ],
+)
+def test_the_advice_against_a_gap_suits_the_settings(top_p: float, top_k: int | None, correction: str, advice: str) -> None:
+    config = Config()
+    config.rollout.top_p, config.rollout.top_k, config.algo.correction = top_p, top_k, correction
+    said = [text for alarm in alarms(config) for _ in range(3) if (text := alarm({**WELL, "rollout/logprob_gap": 1}, ()))]
+    assert len(said) == 1
+    assert advice in said[0]
 
 
 def test_stale_samples_may_differ_from_the_trainer() -> None:
