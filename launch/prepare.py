@@ -125,7 +125,7 @@ def check_critic(config: Config, model: str, tokenizer: Any) -> None:
             f"or are missing, {different[0]!r} first. Set critic.path to a model of the same family, or leave it out"
         )
     largest = max(output_rows(model, config.model) - 1, *tokenizer.get_vocab().values())
-    if largest >= (rows := embedding_rows(path, config.model)):
+    if largest >= (rows := embedding_rows(path, config.model, body=True)):
         raise ConfigError(
             f"critic.path={path} has {rows} embedding rows, for token ids 0 to {rows - 1}, but the actor's tokens go up to "
             f"{largest}. Resize the critic's embedding to {largest + 1} rows, or leave critic.path out"
@@ -152,7 +152,7 @@ def check_stop_ids(config: Config, model: str, tokenizer: Any) -> None:
     unknown = [number for number in config.rollout.stop_token_ids if not 0 <= number < rows]
     if unknown:
         raise ConfigError(f"rollout.stop_token_ids: {', '.join(map(str, unknown))} cannot occur: {sizes}. Remove them")
-    ends = end_token_ids(model, config.model, tokenizer)
+    ends = end_token_ids(model, tokenizer)
     if ends and not any(0 <= number < rows for number in ends):
         raise ConfigError(
             f"no response could ever end: the end token {', '.join(map(str, sorted(ends)))} cannot occur, {sizes}. "

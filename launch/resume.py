@@ -102,10 +102,12 @@ class Saver:
         if self.driver.is_done or (every and step % every == 0):
             self._save(metrics.get(self.score) if self.score else None, batch)
 
-    def rescue(self) -> str | None:
-        """Saves the last step that is done, if the weights are still its own and it is not saved; returns the path."""
+    def rescue(self, recorded: int) -> str | None:
+        """Saves the last step that is done, if the weights are still its own, it is the last one on record, and it is not
+        saved; returns the path.
+        """
         state = self.driver.settled
-        if state is None or state["step"] in (0, self.saved):
+        if state is None or state["step"] in (0, self.saved) or state["step"] != recorded:
             return None
         self.driver.residency.saving()
         return self._save(None)
@@ -146,7 +148,7 @@ class Saver:
                 )
 
     def _save_model(self, folder: Path) -> None:
-        save_description(self.path, self.config.model, folder)
+        save_description(self.path, folder)
 
 
 def _is_among(key: str, names: tuple[str, ...]) -> bool:

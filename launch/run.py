@@ -174,7 +174,7 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
 
 def _loop(driver: Driver, keeper: Keeper) -> None:
     """Runs the driver; what ends it early is told with its step and phase, and saves or marks what it can."""
-    saver, display = keeper.saver, keeper.outputs.display
+    saver = keeper.saver
     assert saver is not None
     try:
         driver.run()
@@ -185,7 +185,7 @@ def _loop(driver: Driver, keeper: Keeper) -> None:
         raise TrainingError(f"{where}: {error}{_distrust(saver, error)}") from error
     except Terminated as ended:
         if keeper.config.checkpoint.on_signal:
-            _rescue(saver, display, ended)
+            _rescue(saver, keeper, ended)
         raise
 
 
@@ -194,11 +194,12 @@ def _score_of(evaluations: Sequence[Evaluation]) -> str | None:
     return f"eval/{evaluations[0].name}/greedy" if evaluations else None
 
 
-def _rescue(saver: Saver, display: Display, ended: Terminated) -> None:
+def _rescue(saver: Saver, keeper: Keeper, ended: Terminated) -> None:
     """Saves what is done before the run ends; a second signal ends it at once."""
+    display = keeper.outputs.display
     try:
         display.note(f"{ended}: saving the last step that is done; once more ends the run at once")
-        path = saver.rescue()
+        path = saver.rescue(keeper.outputs.recorder.steps)
     except Exception as error:  # the workers may have been told to end too
         display.note(f"warning: no checkpoint could be written: {redacted(str(error))}")
         return
@@ -326,7 +327,6 @@ class Keeper:
 
     def step(self, step: int, result: StepResult) -> None:
         """A step is done; a signal that came while the weights moved ends the run now."""
-        self._signals.spans.mark("record")
         recorder, display = self.outputs.recorder, self.outputs.display
         recorder.step(step, result.metrics, result.finished_at)
         every = self.config.tracking.samples_every

@@ -109,6 +109,7 @@ class Driver:
                 if self.is_done or (every and self.number % every == 0):
                     result = replace(result, metrics={**result.metrics, **self._evaluate()})
             finally:  # a step that is done is kept, whatever becomes of its evaluation
+                self.spans.mark("record")
                 self.on_step(self.number, result)
 
     @property

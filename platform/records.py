@@ -71,7 +71,7 @@ class Recorder:
         on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.folder, self._started_at, self._resumed_after, self._on_record = folder, started_at, resumed_after, on_record
-        self._steps = resumed_after or 0
+        self.steps = resumed_after or 0  # that are on record
         self._last: Metrics = {}
         self._evals: list[Metrics] = []
         self._startup_s: float | None = None
@@ -91,7 +91,7 @@ class Recorder:
         """One training step, written at once; `finished_at` in seconds since the epoch, before any evaluation."""
         if self._startup_s is None:
             self._startup_s = finished_at - self._started_at
-        self._steps, self._last = step, metrics
+        self.steps, self._last = step, metrics
         self._note(metrics)
         self._write(metrics)
 
@@ -113,7 +113,7 @@ class Recorder:
         summary = {
             "status": status,
             "error": None if error is None else redacted(error),
-            "steps": self._steps,
+            "steps": self.steps,
             "identity": self.identity,
             "devices": self.devices,
             "resumed_after": self._resumed_after,

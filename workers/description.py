@@ -21,13 +21,13 @@ INDEX = ".index.json"  # says which tensor is in which file of weights
 LARGEST_FILE = 256 << 20  # bytes; the largest vocabularies are a tenth of that
 
 
-def save_description(path: str, config: ModelConfig, folder: Path) -> None:
+def save_description(path: str, folder: Path) -> None:
     """Copies the files of the model at `path`, a folder or hub name, that are not weights, as they are.
 
     Raises:
         ConfigError: there is no model.
     """
-    root = _folder(path, config)
+    root = _folder(path)
     for file in _description(root):
         target = folder / file.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def check_description(path: str, config: ModelConfig, folder: Path) -> None:
     Raises:
         ConfigError: what they lack.
     """
-    save_description(path, config, folder)
+    save_description(path, folder)
     try:
         model = skeleton(str(folder), config)
         load_tokenizer(str(folder), trust_remote_code=config.trust_remote_code)
@@ -57,7 +57,7 @@ def check_description(path: str, config: ModelConfig, folder: Path) -> None:
         )
 
 
-def generation_config(path: str, config: ModelConfig) -> Any:
+def generation_config(path: str) -> Any:
     """How the model at `path` says it is sampled from; None without such a file."""
     from transformers import GenerationConfig
 
@@ -67,39 +67,39 @@ def generation_config(path: str, config: ModelConfig) -> Any:
         return None
 
 
-def end_token_ids(path: str, config: ModelConfig, tokenizer: Any) -> set[int]:
+def end_token_ids(path: str, tokenizer: Any) -> set[int]:
     """The ids that end a response: what the generation defaults, else the config of the model, and its tokenizer say.
 
     A config's word counts only if it is in the file: some model types have a default, which may be any token of another
     vocabulary.
     """
-    defaults = getattr(generation_config(path, config), "eos_token_id", None)
-    ends = _ids(defaults) or _ids(_in_config_file(path, config))
+    defaults = getattr(generation_config(path), "eos_token_id", None)
+    ends = _ids(defaults) or _ids(_in_config_file(path))
     return ends | _ids(tokenizer.eos_token_id)
 
 
-def embedding_rows(path: str, config: ModelConfig) -> int:
-    """How many tokens the model at `path` can read: rows of its embedding."""
-    return _rows(path, config.trust_remote_code, body=True)
+def embedding_rows(path: str, config: ModelConfig, *, body: bool = False) -> int:
+    """How many tokens the causal language model at `path`, or its `body` alone, can read: rows of its embedding."""
+    return _rows(path, config.trust_remote_code, body)[0]
 
 
 def output_rows(path: str, config: ModelConfig) -> int:
     """How many tokens the causal language model at `path` can sample: rows of its last layer."""
-    return _rows(path, config.trust_remote_code, body=False)
+    return _rows(path, config.trust_remote_code, False)[1]
 
 
 @lru_cache(maxsize=8)
-def _rows(path: str, trust_remote_code: bool, body: bool) -> int:
+def _rows(path: str, trust_remote_code: bool, body: bool) -> tuple[int, int]:
     model = skeleton(path, ModelConfig(trust_remote_code=trust_remote_code), body=body)
-    layer = model.get_input_embeddings() if body else model.get_output_embeddings()
-    return int((model.get_input_embeddings() if layer is None else layer).weight.shape[0])
+    first, last = model.get_input_embeddings(), model.get_output_embeddings()
+    return int(first.weight.shape[0]), int((first if last is None else last).weight.shape[0])
 
 
-def _in_config_file(path: str, config: ModelConfig) -> Any:
+def _in_config_file(path: str) -> Any:
     from transformers import PreTrainedConfig
 
     try:
-        written, _ = PreTrainedConfig.get_config_dict(path, trust_remote_code=config.trust_remote_code)
+        written, _ = PreTrainedConfig.get_config_dict(path)
     except LOAD_ERRORS as error:
         raise cannot_load(f"the config of {path}", path, error) from error
     text = written.get("text_config")
@@ -115,7 +115,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _folder(path: str, config: ModelConfig) -> Path:
+def _folder(path: str) -> Path:
     """Where the files of a model are on this machine; those of a hub name are in transformers' cache once it is loaded."""
     from transformers.utils import cached_file
 

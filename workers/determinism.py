@@ -1,7 +1,8 @@
-"""Turns randomness in a model's forward pass off, and checks on the model at hand that none is left.
+"""Turns randomness in a model's forward pass off, and checks on the model at hand that none is left, and that it is causal.
 
 A policy is scored twice: in evaluation mode before an update, in training mode during it. With dropout, routing noise or
-a dropped layer in between, ratios of a first update are not 1, and nothing says so.
+a dropped layer in between, ratios of a first update are not 1, and nothing says so. A model whose attention looks ahead
+scores every token with the ones that follow.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def check_passes(model: Any, device: torch.device, what: str) -> None:
-    """Refuses a model whose passes over the same tokens differ, in training mode or from evaluation mode.
+    """Refuses a model whose passes over the same tokens differ, in training mode or from evaluation mode, or that looks
+    ahead.
 
     Leaves the model in its mode, and the random generators and buffers as they were.
 
@@ -80,22 +82,47 @@ def check_passes(model: Any, device: torch.device, what: str) -> None:
         is_random = not _equal_states(before, (torch.get_rng_state(), _cuda_state(device)))
         trained += [_outputs(model, inputs, training=True) for _ in range(RANDOM_PASSES if is_random else 0)]
         again = _outputs(model, inputs, training=False)
-        size = float(evaluated[evaluated.isfinite()].abs().max()) if evaluated.isfinite().any() else 0.0
-        limit = TOLERANCE.get(evaluated.dtype, TOLERANCE[torch.bfloat16]) * size
         problems = {
             "two passes in evaluation mode differ": _distance(evaluated, again),
             "two passes in training mode differ": max(_distance(one, other) for one, other in pairwise(trained)),
             "a pass in training mode differs from one in evaluation mode": max(_distance(evaluated, t) for t in trained),
         }
-        worst = next((text for text, distance in problems.items() if not distance <= limit), None)
+        worst = next((text for text, distance in problems.items() if not distance <= _limit(evaluated)), None)
         if worst is None:
+            _check_causal(model, inputs, evaluated, what)
             return
         names = _differing(model, inputs)
     raise ConfigError(
-        f"{what}: {worst} on the same tokens, by {problems[worst]:.3g} where outputs reach {size:.3g}. "
+        f"{what}: {worst} on the same tokens, by {problems[worst]:.3g} where outputs reach {_size(evaluated):.3g}. "
         "Ratios of a first update would not be 1. Modules that differ: "
         f"{', '.join(names) or 'none that torch can watch'}. Set their dropout or noise to 0 in the model's code or config"
     )
+
+
+def _check_causal(model: Any, inputs: Mapping[str, Tensor], evaluated: Tensor, what: str) -> None:
+    """Refuses a model whose outputs change with the tokens that follow: the last token of every row is another one."""
+    real = inputs["attention_mask"].bool()
+    last = real.long().cumsum(1).argmax(1, keepdim=True)
+    tokens, rows = inputs["input_ids"], model.get_input_embeddings().weight.shape[0]
+    changed = tokens.scatter(1, last, (tokens.gather(1, last) + 1) % rows)
+    before = real.scatter(1, last, False)[real]
+    distance = _distance(_outputs(model, {**inputs, "input_ids": changed}, training=False)[before], evaluated[before])
+    if not distance <= _limit(evaluated):
+        raise ConfigError(
+            f"{what} is not causal: outputs change by {distance:.3g} with the token that follows, where they reach "
+            f"{_size(evaluated):.3g}. Use a decoder, or set is_decoder in the model's config if it has that"
+        )
+
+
+def _size(outputs: Tensor) -> float:
+    """The largest finite output."""
+    finite = outputs[outputs.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _limit(outputs: Tensor) -> float:
+    """How far two passes may differ."""
+    return TOLERANCE.get(outputs.dtype, TOLERANCE[torch.bfloat16]) * _size(outputs)
 
 
 def _inputs(model: Any, device: torch.device) -> dict[str, Tensor]:

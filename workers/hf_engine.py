@@ -17,9 +17,14 @@ from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
 from tandem.workers.description import end_token_ids
 from tandem.workers.footprint import model_bytes
-from tandem.workers.models import load_policy, saved_tensors
+from tandem.workers.models import load_policy, model_inputs, saved_tensors
 from tandem.workers.sampled import Sampled
 from tandem.workers.tokenizer import load_tokenizer
+
+PROBED = (7, 1, 3)  # tokens of the prompts that a cache is tried on
+LIKELY = 20  # most likely tokens, which are compared
+CACHE_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""Nats between a cache and a pass over all tokens that are rounding; wrong positions make more."""
 
 
 class HFEngine:
@@ -35,10 +40,15 @@ class HFEngine:
         self.model = load_policy(path, model).to(device).eval().requires_grad_(False)
         self.tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
         self.device, self.max_rows = device, rollout.max_batch_sequences
-        self.stop_ids = end_token_ids(path, model, self.tokenizer) | set(rollout.stop_token_ids)
+        self.stop_ids = end_token_ids(path, self.tokenizer) | set(rollout.stop_token_ids)
         self.stop, self._skip_special = tuple(rollout.stop), not rollout.keep_special_tokens
-        self._turn, self._cache_bytes = threading.Lock(), 0
-        self._is_loading = False
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What depends on the model at hand."""
+        self._turn, self._cache_bytes, self._is_loading = threading.Lock(), 0, False
+        has_cache = has_true_cache(self.model, self.device)
+        self._decoding: type[_Decoding | _Recomputing] = _Decoding if has_cache else _Recomputing
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
         """The samples of each prompt side by side, in order of the prompts."""
@@ -102,7 +112,7 @@ class HFEngine:
             return results
         uniforms = _uniforms(wanted, sampling).to(self.device)
         rows = torch.arange(len(wanted), device=self.device)
-        state = _Decoding(self.model, wanted, self.device)
+        state = self._decoding(self.model, wanted, self.device)
         self._cache_bytes = max(self._cache_bytes, state.cache_bytes())
         for step in range(sampling.max_tokens):
             tokens, logprobs = sample(
@@ -164,8 +174,63 @@ class _Decoding:
         self.logits = output.logits[:, -1]
 
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values of all layers."""
-        return sum(part.nbytes for layer in self.cache.layers for part in (layer.keys, layer.values))
+        """Bytes of what all layers keep."""
+        return sum(part.nbytes for layer in self.cache.layers for part in vars(layer).values() if isinstance(part, Tensor))
+
+
+class _Recomputing:
+    """As `_Decoding`, for models without a true cache: every token takes a pass over all before it."""
+
+    def __init__(self, model: Any, wanted: list[tuple[Prompt, int]], device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.rows = [list(prompt.ids) for prompt, _ in wanted]
+        self.logits = self._next()
+
+    def advance(self, tokens: Tensor, kept: Tensor) -> None:
+        """Keeps the rows `kept` and adds to each its new token."""
+        self.rows = [[*self.rows[row], token] for row, token in zip(kept.tolist(), tokens.tolist(), strict=True)]
+        self.logits = self._next()
+
+    def cache_bytes(self) -> int:
+        """None."""
+        return 0
+
+    def _next(self) -> Tensor:
+        """(rows, V) logits of the next token of each row."""
+        lengths = torch.tensor([len(row) for row in self.rows])
+        width = int(lengths.max())
+        tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in self.rows])
+        inputs = {name: tensor.to(self.device) for name, tensor in model_inputs(tokens, lengths).items()}
+        logits: Tensor = self.model(**inputs, use_cache=False).logits
+        return logits[torch.arange(len(self.rows)), lengths - 1]
+
+
+@torch.inference_mode()
+def has_true_cache(model: Any, device: torch.device) -> bool:
+    """Whether the model's cache gives the log-probs of a pass over all tokens: tried on rows of several lengths.
+
+    Some models give no cache, or one whose rows cannot be chosen; some count positions of the padding on the left.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = torch.randint(rows, (max(PROBED),), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = [Prompt(tuple(ids[:length]), number, "") for number, length in enumerate(PROBED)]
+    wanted = [(prompt, number) for prompt in prompts for number in range(2)]
+    try:
+        cached, whole = _Decoding(model, wanted, device), _Recomputing(model, wanted, device)
+        for step in range(len(PROBED)):
+            one, other = (state.logits.float().log_softmax(-1) for state in (cached, whole))
+            likely = other.topk(min(LIKELY, rows)).indices
+            gap = float((one - other).gather(1, likely).abs().max())
+            if not gap <= CACHE_GAP.get(model.dtype, CACHE_GAP[torch.bfloat16]):
+                return False
+            kept = torch.arange(min(step, 1), len(other), device=device)  # the first row ends before the others
+            tokens = other[kept].argmax(-1)
+            cached.advance(tokens, kept)
+            whole.advance(tokens, kept)
+        cached.cache_bytes()
+    except Exception:  # whatever the model cannot do, it does not need
+        return False
+    return True
 
 
 def sample(

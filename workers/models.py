@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tandem.platform.batch import RolloutBatch, real_tokens
 from tandem.platform.config import ConfigError, ModelConfig
 from tandem.platform.logprobs import token_logprobs
+from tandem.platform.rewards import shorten
 from tandem.workers.determinism import disable_dropout, without_rates
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -123,7 +124,7 @@ def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
     """Why `what` cannot be loaded from a folder or hub name; a missing folder is called one."""
     if path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
         return ConfigError(f"{what} cannot be loaded: there is no such folder")
-    return ConfigError(f"{what} cannot be loaded: {error}")
+    return ConfigError(f"{what} cannot be loaded: {shorten(str(error), 1000)}")
 
 
 def _prepare(model: Any, config: ModelConfig) -> Any:

@@ -39,7 +39,7 @@ class VLLMEngine:
     def __init__(self, path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.device) -> None:
         self.device, self._skip_special = device, not rollout.keep_special_tokens
         self.tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
-        self.stop_ids = end_token_ids(path, model, self.tokenizer) | set(rollout.stop_token_ids)
+        self.stop_ids = end_token_ids(path, self.tokenizer) | set(rollout.stop_token_ids)
         self.stop = tuple(rollout.stop)
         self.engine = _start(path, model, rollout, device)
         # vLLM's own choice would be the tokenizer of the model's type, which may not be the one that was saved.

@@ -32,6 +32,10 @@ NOT_GIVEN = ("model_type", "transformers_version", "architectures", "layer_types
 """What a config works out for itself."""
 
 
+EveryType = dict[str, tuple[Any, Any]]
+"""By model type, the model with its rates up, and the one that tandem makes of it."""
+
+
 def small_models(rate: float) -> Iterator[tuple[str, Any, Any]]:
     """(model type, its small config with the rates up, the model in training mode), of the types that can be built so."""
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -87,6 +91,8 @@ def _shrunk(config: Any, rate: float) -> Any:
             _try(config, name, SIZES[name])
         elif ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
             _try(config, name, rate)
+        elif name == "is_decoder":  # what was made to read both ways reads one way
+            _try(config, name, True)
         elif name == "pad_token_id" and value is None:
             _try(config, name, SIZES[name])
     return config

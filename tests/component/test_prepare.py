@@ -124,9 +124,7 @@ def test_a_prompt_with_a_token_that_the_model_lacks_is_named_with_its_row(tmp_pa
     tokenizer.add_tokens(["<tool>"])
     config.data.train = config.data.eval = data(tmp_path, ("1+1=", "2"), ("1+<tool>=", "3"), ("<tool>", "4"))
     read = prepare.evaluations if held_out else prepare.training_prompts
-    with pytest.raises(
-        DataError, match=r"data\.jsonl, line 2: .* token 15 \('<tool>'\).* 15 embedding rows.*16 tokens"
-    ):
+    with pytest.raises(DataError, match=r"data\.jsonl, line 2: .* token 15 \('<tool>'\).* 15 embedding rows.*16 tokens"):
         read(config, path, tokenizer, print)
     config.data.train = config.data.eval = data(tmp_path, ("1+1=", "2"))
     read(config, path, tokenizer, print)

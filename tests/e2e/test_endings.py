@@ -1,0 +1,198 @@
+"""Runs that are told to end, or whose weights are ruined: what they leave is what a restart can rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_resume import records, saved, state, train
+
+from tandem.platform.evaluate import Evaluation
+from tandem.platform.protocols import TrainingError
+from tandem.platform.records import Recorder
+from tandem.workers.actor import ActorWorker
+from tandem.workers.critic import CriticWorker
+from tandem.workers.reward import RewardRank
+from tandem.workers.rollout import RolloutWorker
+
+pytestmark = pytest.mark.slow
+
+PPO = ("algo=ppo", "actor.lr=1e-2", "algo.entropy_coef=0.1", "checkpoint.every=0", "eval.every=1", "run.steps=4")
+DENSE = "reward.functions={matching_characters: 1.0}"
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "r" / "summary.json").read_text()))
+
+
+def on_call(patch: pytest.MonkeyPatch, owner: type, name: str, number: int, act: Callable[[], None]) -> None:
+    """Does something within the `number`-th call of a method."""
+    original, calls = getattr(owner, name), []
+
+    def wrapped(self: Any, *given: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            act()
+        return original(self, *given, **more)
+
+    patch.setattr(owner, name, wrapped)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+PLACES = {
+    "generate": (RolloutWorker, "generate", 6, 2),  # an evaluation before training, then one a step
+    "score": (RewardRank, "submit", 11, 2),  # a call for each prompt, 4 a step
+    "infer": (CriticWorker, "values", 3, 2),
+    "update_critic": (CriticWorker, "update", 3, 3),
+    "update_actor": (ActorWorker, "update", 3, 3),
+    "publish": (RolloutWorker, "finish_weights", 4, 3),
+    "evaluate": (Evaluation, "run", 4, 3),
+    "record": (Recorder, "step", 3, 3),
+}
+"""What runs in which call, and the last step that is done then."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_told_to_end_saves_the_last_step_that_is_done(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """And goes on from there, bitwise as if it had not ended."""
+    owner, name, number, done = PLACES[place]
+    assert train(tiny_path, tmp_path / "a", *PPO) == 0
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        on_call(patch, owner, name, number, terminate)
+        assert train(tiny_path, tmp_path / "b", *PPO) == 143
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    assert saved(tmp_path / "b") == [done]
+    ended = summary(tmp_path / "b")
+    assert (ended["status"], ended["error"], ended["steps"]) == ("interrupted", "terminated (SIGTERM)", done)
+    assert [record["step"] for record in records(tmp_path / "b")] == list(range(1, done + 1))
+    assert train(tiny_path, tmp_path / "b", *PPO) == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    one, other = state(tmp_path / "a", 4), state(tmp_path / "b", 4)
+    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_ctrl_c_and_a_closed_terminal_end_a_run_alike(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    monkeypatch.setattr(signal, "SIG_IGN", object())  # a suite may run with some of them ignored
+    on_call(monkeypatch, ActorWorker, "update", 2, lambda: os.kill(os.getpid(), number))
+    assert train(tiny_path, tmp_path, *PPO) == code
+    assert saved(tmp_path) == [2]
+
+
+def test_a_second_signal_does_not_wait(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of an update no weights are those of a step, so none are saved."""
+    on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), terminate()))
+    assert train(tiny_path, tmp_path, *PPO) == 143
+    assert saved(tmp_path) == []
+    assert summary(tmp_path)["status"] == "interrupted"
+
+
+def test_saving_at_the_end_can_be_turned_off(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_call(monkeypatch, ActorWorker, "update", 2, terminate)
+    assert train(tiny_path, tmp_path, *PPO, "checkpoint.on_signal=false") == 143
+    assert saved(tmp_path) == []
+
+
+def test_nothing_is_saved_twice_and_nothing_before_the_first_step(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = [*PPO, "checkpoint.every=1"]
+    with monkeypatch.context() as patch:
+        on_call(patch, RolloutWorker, "generate", 2, terminate)
+        assert train(tiny_path, tmp_path, *every) == 143
+    assert saved(tmp_path) == []
+    with monkeypatch.context() as patch:
+        on_call(patch, RolloutWorker, "generate", 4, terminate)
+        assert train(tiny_path, tmp_path, *every, "run.name=r2") == 143
+    folder = tmp_path / "r2" / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["step-000001"]
+
+
+def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise OSError("the disk is full")
+
+    on_call(monkeypatch, ActorWorker, "update", 2, terminate)
+    monkeypatch.setattr("tandem.launch.resume.save_description", refuse)
+    assert train(tiny_path, tmp_path, *PPO, "tracking.console=plain") == 143
+    said = capfd.readouterr().out
+    assert "no checkpoint could be written" in said
+    assert "the disk is full" in said
+
+
+def test_ruined_weights_are_not_saved(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Finite weights, as a huge learning rate leaves them, on which every forward pass overflows."""
+    assert train(tiny_path, tmp_path, "algo=grpo", DENSE, "actor.lr=1e30", "checkpoint.every=1", "run.steps=3") == 1
+    assert saved(tmp_path) == []
+    error = summary(tmp_path)["error"]
+    assert "after the update of step 1 the policy's log-probs are not finite" in error
+    assert "actor.lr (now 1e+30)" in error
+
+
+def test_what_the_next_step_fails_on_is_passed_over(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise TrainingError("actor: the gradient norm is nan")
+
+    run = ["algo=grpo", DENSE, "checkpoint.every=1", "checkpoint.keep=3"]
+    with monkeypatch.context() as patch:
+        on_call(patch, ActorWorker, "update", 3, fail)
+        assert train(tiny_path, tmp_path, *run, "run.steps=4") == 1
+    assert saved(tmp_path) == [1, 2]
+    assert "step-000002 holds the weights that the step began with: it is marked as suspect" in summary(tmp_path)["error"]
+    assert train(tiny_path, tmp_path, *run, "run.steps=4", "tracking.console=plain") == 0
+    assert "going on after step 1" in capfd.readouterr().out
+    assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
+    marked = [path.parent.name for path in (tmp_path / "r" / "checkpoints").glob("*/suspect.json")]
+    assert marked == []  # step 2 was written anew
+
+
+def test_a_suspect_checkpoint_can_be_asked_for_by_name(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = ["algo=grpo", DENSE, "checkpoint.every=1"]
+    assert train(tiny_path, tmp_path, *run, "run.steps=2") == 0
+    place = tmp_path / "r" / "checkpoints" / "step-000002"
+    (place / "suspect.json").write_text('{"why": "planted"}')
+    assert train(tiny_path, tmp_path, *run, "run.steps=3", f"checkpoint.resume={place}", "run.name=b", *PLAIN) == 0
+    assert f"warning: {place} is suspect: planted" in capfd.readouterr().out
+
+
+PLAIN = ("tracking.console=plain",)
+
+
+@pytest.mark.parametrize("surplus", ["drop", "keep"])
+def test_an_epoch_is_one_pass_over_the_data(tiny_path: str, tmp_path: Path, surplus: str) -> None:
+    """Also where steps take as many rounds as it takes to fill a batch, and where a run goes on."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(12)))
+    own = ["algo=dapo", "data.prompts_per_step=4", f"data.train={data}", "run.epochs=1", f"algo.dynamic_surplus={surplus}"]
+    own += ["reward.functions={matching_characters: 1.0}", "checkpoint.every=1"]
+    assert train(tiny_path, tmp_path, *own) == 0
+    steps = records(tmp_path)
+    assert sum(step["samples/sampled"] for step in steps) == 12 * 2
+    assert steps[-1]["data/epoch"] == 1
+    assert all(
+        step["data/epoch"] == pytest.approx(sum(s["sampling/rounds"] for s in steps[: n + 1]) / 3)
+        for n, step in enumerate(steps)
+    )
+    assert saved(tmp_path)[-1] == steps[-1]["step"]  # the last step is known as the last
+    assert train(tiny_path, tmp_path, *own) == 0
+    assert records(tmp_path) == steps
