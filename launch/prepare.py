@@ -164,6 +164,11 @@ def _encode(config: Config, rows: list[Row], tokenizer: Any, source: str, note: 
         note(
             f"{source}: {changed} of {len(rows)} prompts over data.max_prompt_tokens={data.max_prompt_tokens} tokens {what}"
         )
+    if encoded.continued:
+        note(
+            f"{source}: {encoded.continued} of {len(encoded.rows)} prompts end with an assistant message, which the policy "
+            "continues"
+        )
     if unknown := _with_unknown(encoded.rows, tokenizer):
         note(
             f"warning: {source}: {unknown} of {len(encoded.rows)} prompts have characters that the model's tokenizer does "
