@@ -18,7 +18,7 @@ from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.inline import InlineRollouts
 from tandem.workers.placement import Placement, plan_placement, sorted_by_node
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
-from tandem.workers.reward import RewardRank
+from tandem.workers.reward import RewardRank, RewardSpec
 from tandem.workers.rollout import ENGINES, RolloutSpec, RolloutWorker, engine_name
 from tandem.workers.runtime import Rank
 from tandem.workers.sync import choose_transport
@@ -39,7 +39,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
     rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
     specs: dict[str, Any] = {
         "rollout": RolloutSpec(path, config.model, rollout, algorithm.estimator.rewards_steps),
-        "reward": config.reward,
+        "reward": RewardSpec(config.reward, path, config.model.trust_remote_code),
         "actor": ActorSpec(
             path,
             config.model,
