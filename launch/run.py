@@ -62,9 +62,10 @@ class Outputs:
             report.write(self.recorder.folder)
         self.display.phase(status)
         self.display.close()
-        if error:
-            print(f"\n{status}: {redacted(error)}", file=sys.stderr)
-        print(f"{status}; records in {self.recorder.folder}", flush=True)
+        with suppress(OSError, UnicodeError):  # nobody may be reading any more
+            if error:
+                print(f"\n{status}: {redacted(error)}", file=sys.stderr)
+            print(f"{status}; records in {self.recorder.folder}", flush=True)
         return code
 
 
@@ -74,7 +75,8 @@ def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpo
     facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
     facts["resumed_after"] = found.step if found else None
     sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
-    return Outputs(Recorder(folder, started_at, found.step if found else None, sinks.record), display, sinks)
+    recorder = Recorder(folder, started_at, found.step if found else None, sinks.record, display.note)
+    return Outputs(recorder, display, sinks)
 
 
 def run(config: Config, started_at: float) -> int:
