@@ -117,7 +117,8 @@ def _recorded(
     except Exception as error:
         # These are for the user to mend: the message says it all. Anything else wants its traceback.
         if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
-            print(redacted(traceback.format_exc()), file=sys.stderr)
+            with suppress(OSError):  # nobody may be reading any more
+                print(redacted(traceback.format_exc()), file=sys.stderr)
         return outputs.close("failed", f"{type(error).__name__}: {error}", 1)
     return outputs.close("finished", None, 0)
 

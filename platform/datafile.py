@@ -129,15 +129,14 @@ def _integer(text: str) -> int | _Unusable:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             table = file.read()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable parquet file ({str(error).strip()})") from error
-    names = [name for name in table.column_names if not PANDAS_INDEX.fullmatch(name)]
+        names = [name for name in table.column_names if not PANDAS_INDEX.fullmatch(name)]
+    except Exception as error:  # of the file system, of Arrow, of names that are no text
+        raise DataError(f"{path}: not a readable parquet file ({str(error).strip() or type(error).__name__})") from error
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path}: two columns are called {twice[0]!r}; give one of them another name")
     columns = [_column(path, name, table.column(name)) for name in names]
@@ -234,7 +233,8 @@ def _field(where: str, key: str, value: Any) -> Any:
 def _plain(value: Any, at: str, depth: int) -> Any:
     """A value as JSON would give it; `at` is its place within the field."""
     if isinstance(value, str):
-        _check_text(value, at)
+        if not value.isascii():
+            _check_text(value, at)
         return value
     if value is None or isinstance(value, bool | int):
         return value
@@ -277,14 +277,12 @@ def _converted(value: Any, at: str) -> Any:
 
 
 def _key(key: Any, at: str) -> str:
-    if isinstance(key, bool | int | float):
-        return str(key)
-    if not isinstance(key, str):
-        key = _converted(key, at)
-    if not isinstance(key, str):
+    if isinstance(key, dict | list | tuple):
         raise _Refused(f"{_place(at)} has the key {key!r}, which is no text")
-    _check_text(key, at)
-    return key
+    text = key if isinstance(key, str) else str(_plain(key, at, 1))  # JSON writes a number that is a key as text
+    if not text.isascii():
+        _check_text(text, at)
+    return text
 
 
 def _check_text(text: str, at: str) -> None:
