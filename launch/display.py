@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tandem.platform.config import TrackingConfig
@@ -40,7 +42,7 @@ def make_display(tracking: TrackingConfig) -> Display:
     console = tracking.console
     if console == "auto":
         console = "rich" if sys.stdout.isatty() else "plain"
-    return {"rich": RichDisplay, "plain": PlainDisplay, "none": SilentDisplay}[console]()
+    return Unfailing({"rich": RichDisplay, "plain": PlainDisplay, "none": SilentDisplay}[console]())
 
 
 def headline(metrics: Metrics) -> list[tuple[str, str]]:
@@ -83,6 +85,43 @@ class SilentDisplay:
         """Nothing."""
 
 
+class Unfailing:
+    """Shows what another display shows; one that fails, as when nobody reads its output any more, is given up."""
+
+    def __init__(self, display: Display) -> None:
+        self._display: Display | None = display
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._show(lambda display: display.note(text))
+
+    def phase(self, name: str) -> None:
+        """What the run does now."""
+        self._show(lambda display: display.phase(name))
+
+    def begin(self, steps: int) -> None:
+        """Training of so many steps begins."""
+        self._show(lambda display: display.begin(steps))
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """A step has ended."""
+        self._show(lambda display: display.step(step, metrics))
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._show(lambda display: display.close())
+
+    def _show(self, what: Callable[[Display], None]) -> None:
+        if self._display is None:
+            return
+        try:
+            what(self._display)
+        except Exception as error:
+            self._display = None
+            with suppress(Exception):
+                print(f"warning: the display has failed ({error}); the run goes on without it", file=sys.stderr)
+
+
 class PlainDisplay(SilentDisplay):
     """One line for the first step, about fifty more, and every evaluation."""
 
@@ -90,8 +129,9 @@ class PlainDisplay(SilentDisplay):
         self._steps, self._every = 0, 1
 
     def note(self, text: str) -> None:
-        """A line."""
-        print(text, flush=True)
+        """A line, with what the terminal's encoding lacks written as \\uXXXX."""
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
     def begin(self, steps: int) -> None:
         """Training of so many steps begins."""

@@ -198,6 +198,11 @@ def _encode(
             f"{source}: {changed} of {len(rows)} prompts over data.max_prompt_tokens={data.max_prompt_tokens} tokens {what}"
         )
     _check_ids(encoded.rows, embedding_rows(model, config.model), model, tokenizer, source)
+    if encoded.continued:
+        note(
+            f"{source}: {encoded.continued} of {len(encoded.rows)} prompts end with an assistant message, which the policy "
+            "continues"
+        )
     if unknown := _with_unknown(encoded.rows, tokenizer):
         note(
             f"warning: {source}: {unknown} of {len(encoded.rows)} prompts have characters that the model's tokenizer does "

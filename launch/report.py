@@ -13,6 +13,7 @@ from typing import Any
 from tandem.launch.charts import areas, bars, lines
 from tandem.launch.runs import read, records
 from tandem.platform.config import ConfigError
+from tandem.platform.records import write_text
 from tandem.platform.redact import redacted
 from tandem.platform.spans import PHASES
 
@@ -56,7 +57,7 @@ def write(folder: Path) -> Path:
         ConfigError: there is no run.
     """
     target = folder / "report.html"
-    target.write_text(redacted(render(folder)))
+    write_text(target, redacted(render(folder)))
     return target
 
 
@@ -142,7 +143,7 @@ def _samples(folder: Path) -> str:
     """A table of the newest samples."""
     rows: list[tuple[int, dict[str, Any]]] = []
     for path in sorted((folder / "samples").glob("step-*.jsonl"), reverse=True):
-        for line in path.read_text(errors="replace").splitlines():
+        for line in path.read_text("utf-8", errors="replace").split("\n"):
             with suppress(ValueError):  # the run may just be writing it
                 rows.append((int(path.stem.rpartition("-")[2]), json.loads(line)))
     if not rows:

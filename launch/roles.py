@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,9 +17,9 @@ from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.inline import InlineRollouts
 from tandem.workers.placement import Placement, plan_placement, sorted_by_node
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
-from tandem.workers.reward import RewardRank
+from tandem.workers.reward import RewardRank, RewardSpec
 from tandem.workers.rollout import ENGINES, RolloutSpec, RolloutWorker, engine_name
-from tandem.workers.runtime import Rank
+from tandem.workers.runtime import Rank, process_id
 from tandem.workers.sync import choose_transport
 
 WORKERS: dict[str, Any] = {
@@ -39,7 +38,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
     rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
     specs: dict[str, Any] = {
         "rollout": RolloutSpec(path, config.model, rollout, algorithm.estimator.rewards_steps),
-        "reward": config.reward,
+        "reward": RewardSpec(config.reward, path, config.model.trust_remote_code),
         "actor": ActorSpec(
             path,
             config.model,
@@ -222,7 +221,7 @@ class RayRoles:
         )
         if not can_restart:
             self._watch.watched.append(self.ranks[name])
-        pids = [handle.__ray_call__.remote(_pid) for handle in handles]
+        pids = [handle.__ray_call__.remote(process_id) for handle in handles]
         if name in ("actor", "critic"):
             meeting = handles[0].address.remote()
             return pids, [handle.start.remote(meeting) for handle in handles]
@@ -257,7 +256,7 @@ class RayRoles:
         """Starts a rank that replaces another; says where it runs."""
         ranks, timeout_s = self.ranks[name], self.config.cluster.startup_timeout_s
         handle = ranks.handles[rank]
-        pid, ready = handle.__ray_call__.remote(_pid), handle.start.remote()
+        pid, ready = handle.__ray_call__.remote(process_id), handle.start.remote()
         number = ranks.wait_for("start", rank, pid, timeout_s)
         ranks.wait_for("start", rank, ready, timeout_s)
         return replace(ranks.homes[rank], pid=number)
@@ -266,7 +265,3 @@ class RayRoles:
         ranks = self.ranks[name]
         numbers = ranks.wait("start", pids, max(0.0, deadline - time.monotonic()))
         ranks.homes = [replace(home, pid=pid) for home, pid in zip(ranks.homes, numbers, strict=True)]
-
-
-def _pid(worker: Any) -> int:
-    return os.getpid()

@@ -56,9 +56,10 @@ class Outputs:
             report.write(self.recorder.folder)
         self.display.phase(status)
         self.display.close()
-        if error:
-            print(f"\n{status}: {redacted(error)}", file=sys.stderr)
-        print(f"{status}; records in {self.recorder.folder}", flush=True)
+        with suppress(OSError, UnicodeError):  # nobody may be reading any more
+            if error:
+                print(f"\n{status}: {redacted(error)}", file=sys.stderr)
+            print(f"{status}; records in {self.recorder.folder}", flush=True)
         return code
 
 
@@ -68,7 +69,8 @@ def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpo
     facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
     facts["resumed_after"] = found.step if found else None
     sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
-    return Outputs(Recorder(folder, started_at, found.step if found else None, sinks.record), display, sinks)
+    recorder = Recorder(folder, started_at, found.step if found else None, sinks.record, display.note)
+    return Outputs(recorder, display, sinks)
 
 
 def run(config: Config, started_at: float) -> int:
@@ -122,7 +124,8 @@ def _trained(
     except Exception as error:
         # These are for the user to mend: the message says it all. Anything else wants its traceback.
         if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
-            print(redacted(traceback.format_exc()), file=sys.stderr)
+            with suppress(OSError):  # nobody may be reading any more
+                print(redacted(traceback.format_exc()), file=sys.stderr)
         return "failed", f"{type(error).__name__}: {error}", 1
     return "finished", None, 0
 

@@ -81,7 +81,7 @@ class Sink:
 
     def _write_log(self) -> None:
         assert self._process.stdout is not None
-        with self._log.open("w") as file:
+        with self._log.open("w", encoding="utf-8", errors="backslashreplace") as file:
             for line in self._process.stdout:
                 file.write(redacted(line))
                 file.flush()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tandem.platform.rewards import REWARDS, Sample
-
-
-class DataError(ValueError):
-    """A data set that cannot be used; the text names the file, the line or row, and the field."""
+from tandem.platform.datafile import DataError as DataError
+from tandem.platform.datafile import kind, read_records
+from tandem.platform.rewards import REWARDS, Sample, describe_exception
 
 
 @dataclass(frozen=True)
@@ -25,24 +21,26 @@ class Row:
     Example: `Row(prompt="37+48=", answer="85", metadata={"source": "school"}, where="train.jsonl, line 3")`.
     """
 
-    prompt: str | list[dict[str, str]]  # text, or chat messages
+    prompt: str | list[dict[str, Any]]  # text, or chat messages
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     where: str = field(default="", compare=False)  # file and line or row; empty if from no file
+    prompt_key: str = field(default="prompt", compare=False)  # the fields that prompt and answer come from
+    answer_key: str = field(default="answer", compare=False)
 
 
 def read_rows(path: str | Path, prompt_key: str = "prompt", answer_key: str = "answer") -> list[Row]:
     """The rows of a .jsonl or .parquet file, in order; fields that are neither prompt nor answer become metadata.
 
-    Raises DataError for a file or row that cannot be used. Lines and rows are counted from 1; blank lines are skipped.
+    The same rows give the same prompts, answers and metadata from both kinds of file: a field that is null is as one that
+    is not there, at the top and in every object within (a chat message, a tool call). An answer may be null.
+    Lines and rows are counted from 1; blank lines are skipped.
+
+    Raises:
+        DataError: the file cannot be used, or a row of it; the text names file, line or row, and field.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file{_neighbour(path)}")
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; data is read from {' or '.join(READERS)}")
-    rows = [_row(record, where, prompt_key, answer_key) for where, record in reader(path)]
+    rows = [_row(record, where, prompt_key, answer_key) for where, record in read_records(path)]
     if not rows:
         raise DataError(f"{path}: no rows in this file")
     return rows
@@ -56,56 +54,18 @@ def check_answers(rows: Sequence[Row], functions: Sequence[str]) -> None:
     for row in rows:
         sample = Sample(prompt="", response="", answer=row.answer, response_tokens=0, truncated=False)
         for name in functions:
+            function = REWARDS[name]
             try:
-                REWARDS[name](sample)
-            except ValueError as error:
+                function(sample)
+            except Exception as error:
+                problem = str(error) if isinstance(error, ValueError) else describe_exception(error)
                 raise DataError(
-                    f"{row.where}: reward function {name!r} cannot grade against this answer: {error}"
-                ) from None
+                    f"{row.where}: reward function {name!r} cannot grade against this answer (field {row.answer_key!r}): "
+                    f"{problem}"
+                ) from error
 
 
-def _neighbour(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"; there is no folder {path.parent} either"
-    names = [item.name for item in path.parent.iterdir() if item.suffix in READERS]
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        where = f"{path}, line {number}"
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where}: not valid UTF-8 (byte {error.start + 1} of the line)") from None
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where}, column {error.colno}: not valid JSON ({error.msg})") from None
-        yield where, record
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        records = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable parquet file ({str(error).strip()})") from None
-    for number, record in enumerate(records, start=1):
-        yield f"{path}, row {number}", record
-
-
-READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-
-
-def _row(record: Any, where: str, prompt_key: str, answer_key: str) -> Row:
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: expected an object with the fields of a row, got {_kind(record)}")
+def _row(record: Mapping[str, Any], where: str, prompt_key: str, answer_key: str) -> Row:
     for key, name in ((prompt_key, "data.prompt_key"), (answer_key, "data.answer_key")):
         if key not in record:
             there = ", ".join(repr(item) for item in record) or "none"
@@ -113,8 +73,8 @@ def _row(record: Any, where: str, prompt_key: str, answer_key: str) -> Row:
     prompt = record[prompt_key]
     if problem := _prompt_problem(prompt):
         raise DataError(f"{where}: field {prompt_key!r} {problem}")
-    metadata = {key: value for key, value in record.items() if key not in (prompt_key, answer_key)}
-    return Row(prompt=prompt, answer=record[answer_key], metadata=metadata, where=where)
+    others = {key: value for key, value in record.items() if key not in (prompt_key, answer_key) and value is not None}
+    return Row(prompt, record[answer_key], others, where, prompt_key, answer_key)
 
 
 def _prompt_problem(prompt: Any) -> str | None:
@@ -123,22 +83,16 @@ def _prompt_problem(prompt: Any) -> str | None:
     if isinstance(prompt, str):
         return None
     if not isinstance(prompt, list):
-        return f"must be text or a list of chat messages, got {_kind(prompt)}"
+        return f"must be text or a list of chat messages, got {kind(prompt)}"
     for number, message in enumerate(prompt, start=1):
         if not isinstance(message, dict):
-            return f"must be text or a list of chat messages, but item {number} is {_kind(message)}"
+            return f"must be text or a list of chat messages, but item {number} is {kind(message)}"
         for part in ("role", "content"):
+            if part == "content" and message.get("tool_calls") and part not in message:
+                continue  # a message that calls tools need say nothing
             if not isinstance(message.get(part), str):
-                return f"has a chat message ({number}) whose {part!r} is {_kind(message.get(part))}, not text"
+                return f"has a chat message ({number}) whose {part!r} is {kind(message.get(part))}, not text"
     return None
-
-
-def _kind(value: Any) -> str:
-    """What JSON calls a value."""
-    if value is None:
-        return "nothing"
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return names.get(type(value), type(value).__name__)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from tandem.platform.redact import redacted
 
 Record = dict[str, float | int | None]
 """A line of `metrics.jsonl`."""
+MAX_DEPTH = 64  # lists and objects of a sample within each other
+LARGEST_BITS = 10_000  # of a whole number; Python writes none of more than 4300 digits
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -26,7 +28,8 @@ def write_json(path: Path, content: Any) -> None:
 def write_text(path: Path, content: str) -> None:
     """Writes text whole or not at all."""
     draft = path.with_name(path.name + ".part")
-    draft.write_text(content)
+    # Half a surrogate pair, which no file takes, becomes \udXXX; in JSON that means the same.
+    draft.write_text(content, encoding="utf-8", errors="backslashreplace")
     os.replace(draft, path)
 
 
@@ -54,6 +57,51 @@ def plain(metrics: Mapping[str, float]) -> Record:
     return result
 
 
+def readable(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """Any value as JSON can hold it, for a person: numbers that are not finite are null, what JSON has not is text.
+
+    What holds itself, or is too far down, is named by its type; `above` has the identities of what holds the value.
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= LARGEST_BITS else _as_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if len(above) == MAX_DEPTH or id(value) in above:
+        return f"<{type(value).__name__}>"
+    inside = (*above, id(value))
+    if isinstance(value, Mapping):
+        return {_as_text(key): readable(item, inside) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [readable(item, inside) for item in value]
+    return _as_text(value)
+
+
+def _as_text(value: Any) -> str:
+    """The text of a value, or its type where it has none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="backslashreplace")
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _once(note: Callable[[str], None]) -> Callable[[str], None]:
+    """Passes on the first text alone."""
+    said: list[str] = []
+
+    def pass_on(text: str) -> None:
+        if not said:
+            said.append(text)
+            note(text)
+
+    return pass_on
+
+
 class Recorder:
     """Writes the records of one run into its folder.
 
@@ -61,6 +109,7 @@ class Recorder:
         started_at: seconds since the epoch at which the command began.
         resumed_after: step after which the run goes on; what the folder says of later ones is dropped, to be done again.
         on_record: is given every record, once it is written.
+        note: shows a warning.
     """
 
     def __init__(
@@ -69,8 +118,10 @@ class Recorder:
         started_at: float,
         resumed_after: int | None = None,
         on_record: Callable[[Record], None] = lambda record: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.folder, self._started_at, self._resumed_after, self._on_record = folder, started_at, resumed_after, on_record
+        self.folder, self._started_at, self._resumed_after = folder, started_at, resumed_after
+        self._on_record, self._note_once = on_record, _once(note)
         self.steps = resumed_after or 0  # that are on record
         self._last: Metrics = {}
         self._evals: list[Metrics] = []
@@ -102,10 +153,19 @@ class Recorder:
             self._write(metrics)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A few rollouts of a step, as `samples/step-<step>.jsonl`."""
-        (self.folder / "samples").mkdir(exist_ok=True)
-        text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-        (self.folder / "samples" / f"step-{step:06d}.jsonl").write_text(text)
+        """A few rollouts of a step, as `samples/step-<step>.jsonl`.
+
+        They are only to be looked at: where they cannot be written, the run goes on without them, after one warning. What
+        JSON has nothing for is written as text.
+        """
+        try:
+            (self.folder / "samples").mkdir(exist_ok=True)
+            text = "".join(json.dumps(readable(row), ensure_ascii=False) + "\n" for row in rows)
+            write_text(self.folder / "samples" / f"step-{step:06d}.jsonl", text)
+        except Exception as error:
+            self._note_once(
+                f"warning: the samples of step {step} cannot be written ({type(error).__name__}: {error}); the run goes on"
+            )
 
     def close(self, status: str, error: str | None = None) -> None:
         """Writes `summary.json`; `status` is finished, interrupted or failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
+from tandem.workers.continuation import Continuation
 from tandem.workers.description import end_token_ids
 from tandem.workers.footprint import model_bytes
 from tandem.workers.models import load_policy, model_inputs, saved_tensors
@@ -113,6 +115,7 @@ class HFEngine:
         uniforms = _uniforms(wanted, sampling).to(self.device)
         rows = torch.arange(len(wanted), device=self.device)
         state = self._decoding(self.model, wanted, self.device)
+        texts = self._continuations(wanted)
         self._cache_bytes = max(self._cache_bytes, state.cache_bytes())
         for step in range(sampling.max_tokens):
             tokens, logprobs = sample(
@@ -123,7 +126,7 @@ class HFEngine:
             for place, (row, token, logprob) in enumerate(triples):
                 results[row].ids.append(token)
                 results[row].logprobs.append(logprob)
-                if token in self.stop_ids or self._ends_by_text(results[row].ids):
+                if token in self.stop_ids or self._ends_by_text(results[row].ids, texts[row]):
                     results[row].stop = StopReason.STOP
                 else:
                     running.append(place)
@@ -135,11 +138,20 @@ class HFEngine:
             self._cache_bytes = max(self._cache_bytes, state.cache_bytes())
         return results
 
-    def _ends_by_text(self, ids: list[int]) -> bool:
-        """Whether the text so far holds a stop string; all of it is decoded, since tokens may depend on earlier ones."""
+    def _continuations(self, wanted: list[tuple[Prompt, int]]) -> list[Continuation | None]:
+        """What decodes each row's response, where stop strings are looked for."""
         if not self.stop:
+            return [None] * len(wanted)
+        decode = partial(self.tokenizer.decode, skip_special_tokens=self._skip_special)
+        of_prompt = {id(prompt): prompt for prompt, _ in wanted}
+        made = {key: Continuation(decode, prompt.ids) for key, prompt in of_prompt.items()}
+        return [made[id(prompt)] for prompt, _ in wanted]
+
+    def _ends_by_text(self, ids: list[int], after: Continuation | None) -> bool:
+        """Whether the text so far holds a stop string; all of it is decoded, since tokens may depend on earlier ones."""
+        if after is None:
             return False
-        text = self.tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        text = after(ids)
         return any(one in text for one in self.stop)
 
 

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,18 +24,31 @@ LARGEST = float(torch.finfo(torch.float32).max)
 MODEL = "model"  # the reward model's part of a score
 
 
+@dataclass(frozen=True)
+class RewardSpec:
+    """What a rank of the reward role is made from."""
+
+    config: RewardConfig
+    policy_path: str | None = None  # folder or hub name; a reward model with its tokenizer reads samples as token ids
+    trust_remote_code: bool = False  # of the policy's tokenizer
+
+
 class RewardWorker:
     """Scores rollouts; safe to call from several threads at once."""
 
-    def __init__(self, config: RewardConfig, *, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(self, spec: RewardSpec | RewardConfig, *, device: str = "cpu", threads: int | None = None) -> None:
         """Starts the functions' processes and loads the model; ConfigError if any of it cannot work.
 
-        `device` and `threads` (of torch) are the reward model's.
+        Of a `RewardConfig` alone the policy is not known: a reward model reads texts. `device` and `threads` (of torch) are
+        the reward model's.
         """
+        spec = spec if isinstance(spec, RewardSpec) else RewardSpec(spec)
+        config = spec.config
         self._config, self._device = config, torch.device(device)
         self._weights = _weights(config)
         specs = [*config.functions, *([config.function] if config.function else [])]
         self._model: RewardModel | None = None
+        self._reads_ids = False
         self._pool: RewardPool | None = None
         if specs:
             self._pool = RewardPool(
@@ -47,6 +61,7 @@ class RewardWorker:
             return
         try:
             self._model = _load_model(config.model, device, threads)
+            self._reads_ids = _shares_tokens(self._model, spec)
         except BaseException:
             self.close()
             raise
@@ -82,8 +97,13 @@ class RewardWorker:
     def _model_outcomes(self, rollouts: Sequence[Rollout]) -> list[list[Outcome]]:
         if self._model is None:
             return [[] for _ in rollouts]
-        scores = self._model.score([rollout.prompt.text + rollout.response_text for rollout in rollouts])
+        scores = self._model.score([self._as_read(self._model, rollout) for rollout in rollouts])
         return [[_model_outcome(score)] for score in scores]
+
+    def _as_read(self, model: RewardModel, rollout: Rollout) -> str | tuple[int, ...]:
+        """Prompt and response as the policy had them, end token included; their text where the model has other tokens."""
+        ids = rollout.prompt.ids + rollout.response_ids
+        return ids if self._reads_ids and model.knows(ids) else rollout.prompt.text + rollout.response_text
 
     def _combine(self, outcomes: Mapping[str, Outcome], token_ends: Sequence[int], where: str) -> Score:
         for name, outcome in outcomes.items():
@@ -141,6 +161,14 @@ def _load_model(path: str, device: str, threads: int | None) -> RewardModel:
     return RewardModel(path, device=device)
 
 
+def _shares_tokens(model: RewardModel, spec: RewardSpec) -> bool:
+    from tandem.workers.tokenizer import load_tokenizer
+
+    if spec.policy_path is None:
+        return False
+    return model.shares(load_tokenizer(spec.policy_path, trust_remote_code=spec.trust_remote_code))
+
+
 def _sample(rollout: Rollout) -> Sample:
     return Sample(
         prompt=rollout.prompt.text,
@@ -166,14 +194,14 @@ class RewardRank:
     A worker that starts when told, and not when made: an error of the start then reaches the caller as it is.
     """
 
-    def __init__(self, config: RewardConfig, rank: Rank) -> None:
-        self._config, self._rank = config, rank
+    def __init__(self, spec: RewardSpec | RewardConfig, rank: Rank) -> None:
+        self._spec, self._rank = spec, rank
         show_stacks_on_request()
 
     def start(self) -> None:
         """Starts the functions' processes and loads the model; ConfigError if any of it cannot work."""
         device = str(pick_device(self._rank.device))
-        self._worker = RewardWorker(self._config, device=device, threads=self._rank.threads)
+        self._worker = RewardWorker(self._spec, device=device, threads=self._rank.threads)
 
     restarts = 0
 

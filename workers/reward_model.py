@@ -1,9 +1,10 @@
-"""A reward model: a sequence classifier with one score, read at the last token of a text."""
+"""A reward model: a sequence classifier with one score, read at the last token of a text or of token ids."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,17 @@ from tandem.platform.batch import real_tokens
 from tandem.platform.config import ConfigError
 from tandem.workers.footprint import model_bytes
 from tandem.workers.models import LOAD_ERRORS, cannot_load
-from tandem.workers.tokenizer import load_tokenizer
+from tandem.workers.tokenizer import encode_alike, load_tokenizer
 
 MAX_TOKENS_PER_BATCH = 16384  # padding included
 
 
 class RewardModel:
-    """Scores whole texts. A text's score is the same alone and in any batch."""
+    """Scores whole samples, prompt and response together. A sample's score is the same alone and in any batch.
+
+    A sample is the token ids of a tokenizer that this model `shares`, which are read as they are, or a text, which becomes
+    tokens by the model's own tokenizer, with the special tokens that it adds: as the model was trained.
+    """
 
     def __init__(self, path: str, *, device: str = "cpu") -> None:
         """Loads model and tokenizer from a folder or hub name; ValueError if it has not exactly one trained score."""
@@ -43,21 +48,38 @@ class RewardModel:
             raise ConfigError(f"reward.model={path} is no trained reward model: its checkpoint lacks {missing}")
         self._path, self._model = path, model.to(device).eval()
         self._longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self._known = self._model.get_input_embeddings().weight.shape[0]
+        self._is_decoder = isinstance(getattr(self._model, "score", None), nn.Module)
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        """The model's own token ids of a text, with one begin token if the tokenizer has one."""
-        begin = self._tokenizer.bos_token
-        has_begin = bool(begin) and text.startswith(begin)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=not has_begin)["input_ids"]
-        if self._longest is not None and len(ids) > self._longest:
-            raise ConfigError(f"reward.model={self._path} takes {self._longest} tokens, but a text has {len(ids)}")
+        """The model's own token ids of a text, with one begin token at most in front."""
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        begin = self._tokenizer.bos_token_id
+        while begin is not None and ids[:2] == [begin, begin]:  # the text brings its own
+            ids = ids[1:]
         return ids
 
-    def score(self, texts: Sequence[str]) -> list[float | None]:
-        """One score per text, in order; None for a text without tokens."""
-        ids = [self.encode(text) for text in texts]
-        scores: list[float | None] = [None] * len(texts)
+    def shares(self, tokenizer: Any) -> bool:
+        """Whether ids of this tokenizer mean the same to the model, so that it can read a sample as it was sampled.
+
+        Never for an encoder: it is trained on texts between its own special tokens.
+        """
+        return self._is_decoder and encode_alike(self._tokenizer, tokenizer)
+
+    def knows(self, ids: Sequence[int]) -> bool:
+        """Whether the model has all of these tokens; a policy can sample ids that no tokenizer has a token for."""
+        return max(ids, default=0) < self._known
+
+    def score(self, samples: Sequence[str | Sequence[int]]) -> list[float | None]:
+        """One score per sample, in order; None for one without tokens.
+
+        Raises:
+            ConfigError: a sample has more tokens than the model has positions for.
+        """
+        ids = [self.encode(sample) if isinstance(sample, str) else list(sample) for sample in samples]
+        self._check_lengths(ids)
+        scores: list[float | None] = [None] * len(samples)
         with self._lock, torch.inference_mode():
             for rows in _batches([len(row) for row in ids]):
                 for row, score in zip(rows, self._score([ids[row] for row in rows]).tolist(), strict=True):
@@ -68,6 +90,11 @@ class RewardModel:
         """Bytes of the weights."""
         return model_bytes(self._model)
 
+    def _check_lengths(self, ids: Sequence[Sequence[int]]) -> None:
+        longest = max(map(len, ids), default=0)
+        if self._longest is not None and longest > self._longest:
+            raise ConfigError(f"reward.model={self._path} takes {self._longest} tokens, but a text has {longest}")
+
     def _score(self, ids: Sequence[Sequence[int]]) -> Tensor:
         """(B,) float32. Lengths alone say where a text ends: its last token may well be the padding token."""
         lengths = torch.tensor([len(row) for row in ids])
@@ -76,13 +103,12 @@ class RewardModel:
         mask = real_tokens(lengths, width)
         device = next(self._model.parameters()).device
         inputs = {"input_ids": tokens.to(device), "attention_mask": mask.long().to(device)}
-        head = getattr(self._model, "score", None)
-        if not isinstance(head, nn.Module):  # an encoder: its head pools the first token, under the attention mask
+        if not self._is_decoder:  # an encoder's head pools the first token, under the attention mask
             logits: Tensor = self._model(**inputs).logits
             return logits[:, 0].float()
         hidden = self._model.base_model(**inputs, use_cache=False).last_hidden_state
         last = hidden[torch.arange(len(ids), device=device), (lengths - 1).to(device)]
-        scores: Tensor = head(last)[:, 0]
+        scores: Tensor = self._model.score(last)[:, 0]
         return scores.float()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from tandem.platform.batch import Prompt, Rollout, StopReason
 from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
+from tandem.workers.continuation import Continuation
 from tandem.workers.footprint import baseline_bytes
 from tandem.workers.hf_engine import HFEngine
 from tandem.workers.runtime import Rank, peak_memory_bytes, set_up, use_threads
@@ -118,8 +119,9 @@ class RolloutWorker:
         use_threads(self.rank)  # Ray calls from several threads, and each has a number of its own
         version = self.version  # of the oldest weights behind these samples, should new ones come meanwhile
         sampled = self.engine.generate(prompts, sampling)
-        owners = [prompt for prompt in prompts for _ in range(sampling.samples)]
-        return [self._rollout(prompt, one, version) for prompt, one in zip(owners, sampled, strict=True)]
+        owners = [(prompt, self._after(prompt)) for prompt in prompts]
+        owners = [owner for owner in owners for _ in range(sampling.samples)]
+        return [self._rollout(prompt, one, version, after) for (prompt, after), one in zip(owners, sampled, strict=True)]
 
     def open_channel(self, channel: Channel) -> None:
         """Opens the receiving end; with `broadcast`, returns once all ends have."""
@@ -161,14 +163,18 @@ class RolloutWorker:
             "peak": peak_memory_bytes(self.device),
         }
 
-    def _rollout(self, prompt: Prompt, sampled: Sampled, version: int) -> Rollout:
+    def _after(self, prompt: Prompt) -> Continuation:
+        skip = not self.spec.rollout.keep_special_tokens
+        return Continuation(partial(self.engine.tokenizer.decode, skip_special_tokens=skip), prompt.ids)
+
+    def _rollout(self, prompt: Prompt, sampled: Sampled, version: int, after: Continuation | None = None) -> Rollout:
         keep = self.spec.rollout.keep_special_tokens
         # The stop token is not part of the text, whether or not the tokenizer calls it special. A stop string is.
         ended = sampled.stop is StopReason.STOP and sampled.ids[-1] in self.engine.stop_ids and not keep
         written = sampled.ids[:-1] if ended else sampled.ids
-        decode = partial(self.engine.tokenizer.decode, skip_special_tokens=not keep)
-        text = decode(written)
-        ends = token_ends(decode, written, text) + ([len(text)] if ended else []) if self.spec.token_ends else []
+        after = after or self._after(prompt)
+        text = after(written)
+        ends = token_ends(after, written, text) + ([len(text)] if ended else []) if self.spec.token_ends else []
         return Rollout(
             prompt=prompt,
             response_ids=tuple(sampled.ids),

@@ -80,6 +80,15 @@ def device_indices(given: Sequence[str], visible: str | None, noset: bool) -> li
     return [there.index(name) for name in given if name in there]
 
 
+def process_id(worker: Any) -> int:
+    """The process in which Ray calls this with an actor.
+
+    Here, since a worker has imported this file. Anywhere else, the call would import more while `start` does in another
+    thread, and transformers cannot be imported by two threads at once.
+    """
+    return os.getpid()
+
+
 def use_threads(rank: Rank) -> None:
     """Bounds the threads of what the calling thread computes; OpenMP keeps a number for each calling thread."""
     if rank.threads is not None:

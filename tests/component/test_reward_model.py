@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from small_models import small_config
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from small_tokenizers import bert_like
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 
 from tandem.platform.batch import Prompt, Rollout, StopReason
 from tandem.platform.config import ConfigError, RewardConfig
 from tandem.platform.rewards import RewardError
 from tandem.workers import reward_model
-from tandem.workers.reward import RewardRank, RewardWorker
+from tandem.workers.reward import RewardRank, RewardSpec, RewardWorker
 from tandem.workers.reward_model import RewardModel
 from tandem.workers.runtime import Rank
 
@@ -124,6 +132,126 @@ def test_the_worker_adds_the_model_to_the_functions(path: str, monkeypatch: pyte
             worker.score([rollout("7")])
     finally:
         worker.close()
+
+
+# Samples as token ids, and as text
+
+
+def seen_by(model: RewardModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Collects the rows of ids that the network is given."""
+    rows: list[list[int]] = []
+    score = RewardModel._score
+
+    def looking(self: RewardModel, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        rows.extend(list(row) for row in ids)
+        return score(self, ids)
+
+    monkeypatch.setattr(RewardModel, "_score", looking)
+    return rows
+
+
+def sampled(prompt: Sequence[int], response: Sequence[int], text: str = "3+4=", said: str = "7") -> Rollout:
+    own = Prompt(ids=tuple(prompt), group_id=1, text=text, answer="7")
+    many = len(response)
+    return Rollout(own, tuple(response), (True,) * many, (-0.5,) * many, StopReason.STOP, 0, response_text=said)
+
+
+def scored(reward: str, policy: str | None, rollouts: list[Rollout]) -> list[float | None]:
+    worker = RewardWorker(RewardSpec(RewardConfig(functions={}, model=reward), policy))
+    try:
+        return [score.reward for score in worker.score(rollouts)]
+    finally:
+        worker.close()
+
+
+def test_a_policy_of_the_same_tokenizer_is_read_as_it_sampled(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end token included, and ids that their text would not give."""
+    seen = seen_by(RewardModel(path), monkeypatch)
+    prompt, response = [1, 22, 14, 23, 32], [26, 2, 0]
+    [score] = scored(path, path, [sampled(prompt, response)])
+    assert seen == [prompt + response]
+    network = Qwen2ForSequenceClassification.from_pretrained(path).eval()
+    with torch.inference_mode():
+        hidden = network.model(torch.tensor([prompt + response])).last_hidden_state[0, -1]
+        assert score == pytest.approx(network.score(hidden).item(), abs=1e-4)
+
+
+def test_samples_may_be_ids_and_texts_in_one_call(model: RewardModel) -> None:
+    ids = [model.encode(text) for text in TEXTS]
+    assert model.score([*ids, *TEXTS]) == pytest.approx(2 * model.score(TEXTS), abs=1e-4)
+    assert model.score([[], ""]) == [None, None]
+    with pytest.raises(ConfigError, match="takes 64 tokens, but a text has 65"):
+        model.score([[5] * 65])
+
+
+def changed(path: str, folder: Path, change: str) -> str:
+    """The tokenizer of a folder with one thing changed, as that of a policy."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    core = tokenizer.backend_tokenizer
+    if change == "vocabulary":
+        core.add_tokens(["==="])
+    elif change == "normalizer":
+        core.normalizer = normalizers.Lowercase()
+    elif change == "pre_tokenizer":
+        core.pre_tokenizer = pre_tokenizers.Split(Regex("[^ ]"), "isolated")
+    elif change == "added":
+        core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[(END, 0)])
+    elif change == "template":
+        tokenizer.chat_template, tokenizer.padding_side = "{{ messages }}", "left"
+        core.enable_truncation(7)
+        core.decoder = decoders.Fuse()
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("change", ["vocabulary", "normalizer", "pre_tokenizer", "added"])
+def test_a_policy_of_another_tokenizer_is_read_as_text(
+    path: str, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = seen_by(RewardModel(path), monkeypatch)
+    scored(path, changed(path, tmp_path, change), [sampled([1, 22], [26, 0])])
+    assert seen == [[ord(c) - 29 for c in "3+4=7"]]
+
+
+def test_how_a_tokenizer_pads_and_decodes_does_not_matter(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = seen_by(RewardModel(path), monkeypatch)
+    scored(path, changed(path, tmp_path, "template"), [sampled([1, 22], [26, 0])])
+    assert seen == [[1, 22, 26, 0]]
+
+
+def test_ids_that_the_model_has_no_weights_for_are_read_as_text(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = seen_by(RewardModel(path), monkeypatch)
+    scored(path, path, [sampled([1, 22], [26, 98])])
+    assert seen == [[ord(c) - 29 for c in "3+4=7"]]
+
+
+def test_a_text_has_the_special_tokens_that_the_model_was_trained_with(tmp_path: Path) -> None:
+    """Behind it too, also where the text brings its own begin token."""
+    path = save(tmp_path, begin="<s>")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    both = [("<s>", 1), (END, 0)]
+    core = tokenizer.backend_tokenizer
+    core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=both)
+    tokenizer.save_pretrained(path)
+    assert RewardModel(path).encode("3") == RewardModel(path).encode("<s>3") == [1, ord("3") - 29, 0]
+
+
+def test_an_encoder_reads_texts_between_its_own_tokens(tmp_path: Path) -> None:
+    tokenizer = bert_like()
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 16}
+    BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), num_labels=1, **small)).save_pretrained(tmp_path)
+    model = RewardModel(str(tmp_path))
+    assert not model.shares(tokenizer)
+    ids = tokenizer("the answer is bad")["input_ids"]
+    text, other = sampled(ids[:3], ids[3:], "the answer", " is bad"), sampled([5], [6], "the answer", " is bad")
+    network = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        expected = network(torch.tensor([ids])).logits.item()
+    assert scored(str(tmp_path), str(tmp_path), [text, other]) == pytest.approx([expected] * 2, abs=1e-4)
 
 
 def test_a_model_alone_needs_no_processes(path: str) -> None:

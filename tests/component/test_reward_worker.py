@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
@@ -203,3 +204,19 @@ def test_memory_counts_bytes(make: Callable[..., RewardWorker]) -> None:
     memory = make(**BOXED).memory()
     assert set(memory) == {"peak"}
     assert memory["peak"] > 2**24
+
+
+def test_what_a_reward_actor_is_sent_imports_no_transformers() -> None:
+    """Its calls run in threads, and two threads cannot import transformers at once: only `start` may."""
+    code = (
+        "import sys\n"
+        "from tandem.platform.batch import Rollout\n"
+        "from tandem.workers.reward import RewardRank, RewardSpec\n"
+        "from tandem.workers.runtime import process_id\n"
+        "print('transformers' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    from tandem.launch import roles
+
+    assert roles.process_id.__module__ == "tandem.workers.runtime"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from reward_cases import rollout
+from small_tokenizers import sentencepiece_like
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -122,6 +123,43 @@ def test_a_response_that_is_a_stop_token_alone_has_no_characters(tiny_path: str)
     assert worker._rollout(prompt, Sampled([1], [-0.5], StopReason.STOP), 0).token_ends == (0,)
     assert worker._rollout(prompt, Sampled([1, 5], [-0.5, -0.5]), 0).token_ends == (0, 1)
     assert worker._rollout(prompt, Sampled(), 0).token_ends == ()
+
+
+@pytest.fixture(scope="module")
+def spaced_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose words begin with their space, and which says the word bad again and again."""
+    path, tokenizer = tmp_path_factory.mktemp("spaced"), sentencepiece_like()
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, eos_token_id=2)
+    model = GPT2LMHeadModel(config)
+    bad = tokenizer.convert_tokens_to_ids("▁bad")
+    with torch.no_grad():
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.copy_(1000 * model.lm_head.weight[bad])
+        model.lm_head.weight[bad] *= 10
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_text_and_ends_go_on_from_the_prompt(spaced_path: str, keep: bool) -> None:
+    """Decoded alone, the first word has no space: `Answer:bad` would be what a reward function puts together."""
+    worker = rollout_worker(spaced_path, keep_special_tokens=keep)
+    tokenizer = worker.engine.tokenizer
+    many = "the answer is good. " * 9
+    for one in worker.generate(prompts("Answer:", many, tokenizer=tokenizer), replace(SAMPLING, max_tokens=3)):
+        assert one.response_text == " bad bad bad"
+        assert one.token_ends == (4, 8, 12)
+        before = tokenizer.decode(one.prompt.ids, skip_special_tokens=True)
+        whole = tokenizer.decode([*one.prompt.ids, *one.response_ids], skip_special_tokens=True)
+        assert before + one.response_text == whole
+
+
+def test_stop_strings_are_looked_for_in_the_same_text(spaced_path: str) -> None:
+    worker = rollout_worker(spaced_path, stop=[" bad"])
+    asked = prompts("Answer:", tokenizer=worker.engine.tokenizer)
+    [one] = worker.generate(asked, replace(SAMPLING, samples=1))
+    assert (one.response_text, len(one.response_ids), one.stop) == (" bad", 1, StopReason.STOP)
 
 
 def test_no_ends_are_counted_where_no_estimator_reads_them(tiny_path: str) -> None:

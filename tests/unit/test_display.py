@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
-from tandem.launch.display import PlainDisplay, headline
+from tandem.launch.display import PlainDisplay, headline, make_display
+from tandem.platform.config import TrackingConfig
 
 
 def test_unscorable_samples_are_not_passed_over() -> None:
@@ -26,3 +30,32 @@ def test_plain_lines_are_about_fifty_and_every_evaluation(capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 53  # step 0, 1, 7 and every fourth
     assert "step 7/200  reward 0.500  eval/held/greedy 0.250" in lines
+
+
+class Gone(io.StringIO):
+    """An output whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("console", ["plain", "rich", "none"])
+def test_a_display_that_fails_does_not_stop_the_run(console: str, monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", errors)
+    display = make_display(TrackingConfig(console=console))
+    display.begin(3)
+    for step in range(4):
+        display.phase("generate")
+        display.step(step, {"reward/mean": 0.5, "eval/held/greedy": 0.5})
+        display.note("a note")
+    display.close()
+    assert errors.getvalue().count("the display has failed") == (console != "none")
+
+
+def test_a_line_is_shown_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    PlainDisplay().note("7é \ud800")
+    assert shown.getvalue() == b"7\\xe9 \\ud800\n"

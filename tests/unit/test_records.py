@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from unit_batches import make_rollout
 
 from tandem.platform.batch import Score, StopReason
-from tandem.platform.records import Recorder, plain, sample_rows, write_json
+from tandem.platform.records import Recorder, plain, sample_rows, write_json, write_text
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -135,3 +137,57 @@ def test_samples_as_a_person_reads_them(tmp_path: Path) -> None:
 def test_samples_must_pair() -> None:
     with pytest.raises(ValueError, match="zip"):
         sample_rows([make_rollout()], [], [], [])
+
+
+def test_samples_that_json_has_nothing_for_are_written_as_text(tmp_path: Path) -> None:
+    class Unprintable:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    around: dict[str, Any] = {"a": 1}
+    around |= {"x": around, "y": [around]}
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    row = {
+        "prompt": "half \ud800 a pair\u2028",
+        "response": "7é\0",
+        "answer": {b"k\xff": Decimal("1.5"), (1, 2): {3}, None: date(2024, 2, 3), 1: Unprintable()},
+        "reward": math.nan,
+        "advantage": math.inf,
+        "parts": around,
+        "long": 10**5000,
+        "deep": deep,
+    }
+    noted: list[str] = []
+    recorder = Recorder(tmp_path, time.time(), note=noted.append)
+    recorder.samples(1, [row, {"prompt": "next"}])
+    recorder.close("finished")
+    [found, after] = [
+        json.loads(line) for line in (tmp_path / "samples" / "step-000001.jsonl").read_text("utf-8").split("\n")[:-1]
+    ]
+    assert noted == []
+    assert after == {"prompt": "next"}
+    assert (found["prompt"], found["response"]) == (row["prompt"], row["response"])
+    assert found["answer"] == {"k\\xff": "1.5", "(1, 2)": [3], "None": "2024-02-03", "1": "<Unprintable>"}
+    assert (found["reward"], found["advantage"], found["long"]) == (None, None, "<int>")
+    assert found["parts"] == {"a": 1, "x": "<dict>", "y": ["<dict>"]}
+
+
+def test_samples_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
+    noted: list[str] = []
+    (tmp_path / "samples").write_text("in the way")
+    recorder = Recorder(tmp_path, time.time(), note=noted.append)
+    for step in (1, 20):
+        recorder.samples(step, [{"prompt": "a"}])
+    recorder.step(21, {"step": 21.0}, time.time())
+    recorder.close("finished")
+    [warning] = noted
+    assert "the samples of step 1 cannot be written (FileExistsError" in warning
+
+
+def test_an_error_with_half_a_pair_is_in_the_summary(tmp_path: Path) -> None:
+    Recorder(tmp_path, time.time()).close("failed", "RewardError: \ud800")
+    assert json.loads((tmp_path / "summary.json").read_text())["error"] == "RewardError: \ud800"
+    write_text(tmp_path / "a.txt", "é\ud800")
+    assert (tmp_path / "a.txt").read_bytes() == b"\xc3\xa9\\ud800"

@@ -1,0 +1,69 @@
+"""Chat prompts that end with a message of the assistant: the beginning of a response, or one that says it all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tandem.platform import grading
+
+# What may stand behind an answer that ends a text: closing signs, closing tags, end tokens. Signs after which more is to
+# come, such as a colon, are not among them.
+_CLOSING = re.compile(r"(?:[\s.!?)\]}\"'*_$`…。！？”’]|\\[)\]]|</[\w-]+>|<\|[^|>]*\|>|</s>)+\Z")
+_JOINED = r"[\w.,/+\-−^]"  # what makes a longer word or number of the answer when it stands right before it
+_NUMBER = re.compile(rf"(?<!{_JOINED})[-+−]?\$?[\d.][\d.,/]*%?\Z")
+TAIL = 1000  # characters that closing signs and the words around an answer may take
+_ANSWER_IS = re.compile(r"\banswer\b[^\w\n\\]*?(?:(?:is|=)\b[^\w\n\\]*?)?(?=[\w\\.\-−+])", re.IGNORECASE)
+
+
+def gives_answer(text: str, answer: Any) -> bool:
+    """Whether a text gives the reference answer, so that a policy which continues it has nothing left to find.
+
+    It does if it ends with the answer, closing signs and tags aside, has it in its last box, or says that the answer is it.
+    Case does not matter, and numbers are compared as numbers. Of a list or an object every item counts as an answer.
+    """
+    return any(_ends_with(text, gold) or _boxes(text, gold) or _names(text, gold) for gold in _golds(answer))
+
+
+def _golds(answer: Any) -> Iterator[str]:
+    if isinstance(answer, dict):
+        answer = list(answer.values())
+    if isinstance(answer, list | tuple):
+        for item in answer:
+            yield from _golds(item)
+    elif answer is not None and str(answer).strip():
+        yield str(answer).strip()
+
+
+def _ends_with(text: str, gold: str) -> bool:
+    if text.strip().casefold() == gold.casefold():
+        return True
+    body, end = _CLOSING.sub("", text[-len(gold) - TAIL :]), _CLOSING.sub("", gold)
+    if not end:
+        return False
+    last = _NUMBER.search(body)
+    return bool(last and _same_number(gold, last.group())) or bool(
+        re.search(rf"(?<!{_JOINED}){re.escape(end)}\Z", body, re.IGNORECASE)
+    )
+
+
+def _boxes(text: str, gold: str) -> bool:
+    box = grading.last_box(text)
+    return box is not None and grading.equal(gold, box)
+
+
+def _names(text: str, gold: str) -> bool:
+    """Whether the text says "the answer is" and then this answer."""
+    for cue in _ANSWER_IS.finditer(text):
+        rest = text[cue.end() : cue.end() + len(gold) + TAIL]
+        if re.match(rf"{re.escape(gold)}(?!\w|[.,/]\d)", rest, re.IGNORECASE):
+            return True
+        if _same_number(gold, _CLOSING.sub("", rest.split(maxsplit=1)[0])):
+            return True
+    return False
+
+
+def _same_number(gold: str, given: str) -> bool:
+    number, other = grading.quantity(gold), grading.quantity(given)
+    return number is not None and other is not None and grading.equal_quantities(number, other)
