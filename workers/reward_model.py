@@ -27,7 +27,11 @@ class RewardModel:
     """
 
     def __init__(self, path: str, *, device: str = "cpu") -> None:
-        """Loads model and tokenizer from a folder or hub name; ValueError if it has not exactly one trained score."""
+        """Loads model and tokenizer from a folder or hub name.
+
+        Raises:
+            ConfigError: there is none, it has not exactly one trained score, or its tokenizer has tokens that it lacks.
+        """
         try:
             config = AutoConfig.from_pretrained(path)
         except LOAD_ERRORS as error:
@@ -49,6 +53,13 @@ class RewardModel:
         self._path, self._model = path, model.to(device).eval()
         self._longest = getattr(config.get_text_config(), "max_position_embeddings", None)
         self._known = self._model.get_input_embeddings().weight.shape[0]
+        largest, token = max((number, token) for token, number in self._tokenizer.get_vocab().items())
+        if largest >= self._known:
+            raise ConfigError(
+                f"reward.model={path} has {self._known} embedding rows, for tokens 0 to {self._known - 1}, but its tokenizer's "
+                f"tokens go up to {largest} ({token!r}): texts with them could not be read. Resize the model's embedding to "
+                f"{largest + 1} rows, or remove the tokens"
+            )
         self._is_decoder = isinstance(getattr(self._model, "score", None), nn.Module)
         self._lock = threading.Lock()
 

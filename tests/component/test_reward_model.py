@@ -67,6 +67,17 @@ def by_hand(path: str, text: str) -> float:
         return network.score(hidden).item()
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(path: str, tmp_path: Path) -> None:
+    """Tokens were added and the embedding not resized."""
+    other = save(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(other)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<a>", "<b>"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(ConfigError, match=rf"has {rows} embedding rows.*go up to {rows + 1} \('<b>'\).*to {rows + 2} rows"):
+        RewardModel(other)
+
+
 def test_scores_are_read_at_the_last_token_of_each_text(model: RewardModel, path: str) -> None:
     expected = [by_hand(path, text) for text in TEXTS]
     assert [model.score([text])[0] for text in TEXTS] == pytest.approx(expected, abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -125,6 +126,44 @@ def test_at_the_cap_the_batch_is_filled_up(at_cap: str, muted: list[bool]) -> No
     assert (groups(collected), collected.rounds) == ([3, 0], 2)
     assert counts(collected) == (8, 0, 4, 0)
     assert collected.batch.muted.tolist() == muted
+
+
+def bounded(rewards: Mapping[int, Sequence[float | None]], rounds: int, **algo: Any) -> tuple[Collector, Scripted]:
+    """As `make`, over data that one pass ends after so many rounds."""
+    collector, roles = make(rewards, **algo)
+    collector.rounds = rounds
+    return collector, roles
+
+
+@pytest.mark.parametrize("at_cap", ["mask", "error"])
+def test_data_that_ends_fills_the_last_batch_up(at_cap: str) -> None:
+    """With groups without signal, out of the losses; that the data is at its end is no lack of signal."""
+    collector, roles = bounded({**NONE, 0: MIXED, 1: MIXED, 3: MIXED}, rounds=3, at_cap=at_cap)
+    assert groups(collector.collect(1)) == [0, 1]
+    assert not collector.is_exhausted
+    last = collector.collect(2)
+    assert (groups(last), last.rounds, last.batch.muted.tolist()) == ([3, 2], 2, [False] * 2 + [True] * 2)
+    assert collector.is_exhausted
+    assert [prompts for prompts, _ in roles.asked] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_samples_ahead_stay_within_the_data() -> None:
+    collector, roles = bounded({}, rounds=3, dynamic=False)
+    collector.config.rollout.max_staleness = 2
+    for step in (1, 2, 3):
+        assert not collector.is_exhausted
+        collector.collect(step)
+    assert collector.is_exhausted
+    assert len(roles.asked) == 3
+
+
+def test_rounds_follow_from_epochs_and_rows() -> None:
+    config, (given, _) = Config(), make({})
+    config.data.prompts_per_step, config.run.epochs = 8, 1.5
+    more = given.algorithm, given.roles, given.source, 10, given.spans, given.residency
+    assert Collector(config, *more).rounds == 10  # 75 prompts of 50 rows
+    config.run.epochs = None
+    assert Collector(config, *more).rounds == math.inf
 
 
 def test_at_the_cap_without_any_signal_all_is_muted() -> None:
