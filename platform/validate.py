@@ -178,7 +178,10 @@ def _engine(config: Config, algorithm: Algorithm, given: Collection[str]) -> Ite
     if rollout.tensor_parallel == 1:
         return
     if rollout.engine == "hf":
-        yield f"{parallel}: only rollout.engine=vllm runs on several GPUs. Set rollout.engine=vllm, or rollout.tensor_parallel=1"
+        yield (
+            f"{parallel}: only rollout.engine=vllm runs on several GPUs. Set rollout.engine=vllm, or "
+            "rollout.tensor_parallel=1"
+        )
     if config.cluster.name != "inline" and config.placement.name == "colocated":
         yield f"{parallel} GPUs belong to one engine, but placement=colocated shares each. Set placement=split"
 

@@ -56,9 +56,9 @@ class RewardModel:
         largest, token = max((number, token) for token, number in self._tokenizer.get_vocab().items())
         if largest >= self._known:
             raise ConfigError(
-                f"reward.model={path} has {self._known} embedding rows, for tokens 0 to {self._known - 1}, but its tokenizer's "
-                f"tokens go up to {largest} ({token!r}): texts with them could not be read. Resize the model's embedding to "
-                f"{largest + 1} rows, or remove the tokens"
+                f"reward.model={path} has {self._known} embedding rows, for tokens 0 to {self._known - 1}, but its "
+                f"tokenizer's tokens go up to {largest} ({token!r}): texts with them could not be read. Resize the model's "
+                f"embedding to {largest + 1} rows, or remove the tokens"
             )
         self._is_decoder = isinstance(getattr(self._model, "score", None), nn.Module)
         self._lock = threading.Lock()
