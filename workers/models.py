@@ -94,9 +94,9 @@ def skeleton(path: str, config: ModelConfig, *, body: bool = False) -> Any:
         return cls.from_config(AutoConfig.from_pretrained(path, trust_remote_code=trust), trust_remote_code=trust)
 
 
-def policy_bytes(path: str, config: ModelConfig) -> int:
-    """Bytes of the weights of the causal language model at `path`; no weight is read."""
-    return sum(parameter.numel() for parameter in skeleton(path, config).parameters()) * DTYPES[config.dtype].itemsize
+def policy_bytes(model: nn.Module, config: ModelConfig) -> int:
+    """Bytes of the weights of a model that may be on the meta device, in the dtype of the settings."""
+    return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.dtype].itemsize
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -15,8 +15,9 @@ from tandem.platform.checksum import checksum
 from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
 from tandem.platform.protocols import Sampling
 from tandem.platform.seeds import mix
+from tandem.workers.checkpoint_names import CheckpointNames
 from tandem.workers.description import end_token_ids
-from tandem.workers.models import policy_bytes
+from tandem.workers.models import policy_bytes, skeleton
 from tandem.workers.running_batch import RunningBatch
 from tandem.workers.runtime import own_device_indices
 from tandem.workers.sampled import Sampled
@@ -44,7 +45,8 @@ class VLLMEngine:
         self.engine = _start(path, model, rollout, device)
         # vLLM's own choice would be the tokenizer of the model's type, which may not be the one that was saved.
         self.engine.output_processor.tokenizer = self.tokenizer
-        self._bytes = policy_bytes(path, model)
+        own = skeleton(path, model)
+        self._names, self._bytes = CheckpointNames(own), policy_bytes(own, model)
         self._cache_bytes = sum(self.engine.collective_rpc(_count_cache))
         self._batch = RunningBatch(self.engine)
         self._held: dict[str, Tensor] = {}
@@ -60,7 +62,7 @@ class VLLMEngine:
         return [_sampled(one) for output in outputs for one in output.outputs for _ in range(copies)]
 
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
-        """Takes tensors by the name they have in a checkpoint; with `verify` returns the checksum of each as it arrived.
+        """Takes tensors by their name in transformers; with `verify` returns the checksum of each as it arrived.
 
         The first of them stops the engine until `finish_weights`. On a CPU vLLM has repacked its weights and reads new ones
         only as a whole, so they wait for `finish_weights`, and the engine goes on meanwhile.
@@ -71,7 +73,7 @@ class VLLMEngine:
             self._held |= {name: tensor.detach().clone() for name, tensor in bucket.items()}
         else:
             self._stand_still()
-            self.engine.collective_rpc(partial(_load, list(bucket.items())))
+            self.engine.collective_rpc(partial(_load, list(self._names.of(bucket).items())))
         return arrived
 
     def finish_weights(self) -> None:
@@ -79,7 +81,8 @@ class VLLMEngine:
         self._stand_still()
         try:
             if self._held:
-                held, self._held = self._held, {}
+                held, self._held = self._names.of(self._held), {}
+                self.engine.collective_rpc(_unpack_experts)
                 self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(held.items())})
                 self.engine.collective_rpc(_repack_kept)
             # Requests that are running compute their cache again, or they would read keys and values of old weights.
@@ -247,6 +250,13 @@ def _sampled(output: Any) -> Sampled:
     ids = list(output.token_ids)
     logprobs = [entry[token].logprob for token, entry in zip(ids, output.logprobs, strict=False)]
     return Sampled(ids, logprobs, StopReason(output.finish_reason))
+
+
+def _unpack_experts(worker: Any) -> None:
+    """Lets vLLM pack experts for the CPU anew: it does so once only, and would read new weights as packed ones."""
+    for module in worker.model_runner.get_model().modules():
+        if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+            module.quant_method.moe_kernel = None
 
 
 def _repack_kept(worker: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from tandem.platform.checksum import checksum
 from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
 from tandem.workers import vllm_engine
+from tandem.workers.checkpoint_names import CheckpointNames
 from tandem.workers.running_batch import RunningBatch
 from tandem.workers.vllm_engine import VLLMEngine
 
@@ -50,6 +51,7 @@ def engine(stand: Stand) -> VLLMEngine:
     made = VLLMEngine.__new__(VLLMEngine)
     made.device, made.engine = torch.device("cuda", 0), stand
     made._batch, made._held, made._is_loading = RunningBatch(stand), {}, False
+    made._names = CheckpointNames(torch.nn.Module())
     return made
 
 
@@ -74,7 +76,7 @@ def test_no_token_comes_from_half_new_weights(engine: VLLMEngine, stand: Stand) 
         return [done]
 
     stand.step, stand.add_request = step, lambda *request: None  # type: ignore[attr-defined]
-    running = threading.Thread(target=engine._batch.run, args=([([1], None)],))
+    running = threading.Thread(target=engine._batch.run, args=([([1], None)],), daemon=True)
     running.start()
     for name in ("a", "b", "c"):
         while not steps:
