@@ -74,7 +74,7 @@ def last_number(sample: Sample) -> float:
 
     `1,234.50` is 1234.5, `3/4` is one number, a minus may be unicode; `grading` says what equal means.
     """
-    gold = grading.quantity(_answer(sample))
+    gold = grading.number(_answer(sample))
     if gold is None:
         raise ValueError(f"last_number needs a number as the answer, not {shorten(_answer(sample))!r}")
     given = grading.last_quantity(sample.response)
@@ -82,10 +82,10 @@ def last_number(sample: Sample) -> float:
 
 
 def boxed(sample: Sample) -> float:
-    r"""1 if the last `\boxed{}` of the response equals the answer as text or exact number; else 0.
+    r"""1 if the last `\boxed{}` of the response equals the answer: as text, exact number or by exact algebra; else 0.
 
-    The last box decides, even if it is cut off. Only the response is read. Symbolic equivalence (`x/7+2/7` for
-    `(x+2)/7`) is out of scope: use a function of your own for that. `grading` says what equal means.
+    The last box decides, even if it is cut off. Only the response is read. `grading` says what equal means. What cannot
+    be decided, or not in time, is 0.
     """
     box = grading.last_box(sample.response)
     gold = _answer(sample)
