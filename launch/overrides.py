@@ -91,13 +91,14 @@ def _item_of(kind: Any) -> Any:
 
 def _texts(line: str) -> Any:
     """The value of an override that Hydra has accepted, with the characters of each part."""
+    from antlr4 import CommonTokenStream, InputStream
     from hydra.core.override_parser.overrides_parser import create_functions
     from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
     from hydra.core.override_parser.types import QuotedString
-    from hydra.grammar.gen.OverrideLexer import CommonTokenStream, InputStream, OverrideLexer
+    from hydra.grammar.gen.OverrideLexer import OverrideLexer
     from hydra.grammar.gen.OverrideParser import OverrideParser
 
-    class Visitor(HydraOverrideVisitor):  # type: ignore[misc]
+    class Visitor(HydraOverrideVisitor):
         in_function = False
 
         def visitFunction(self, ctx: Any) -> Any:
