@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from tandem.platform import grading
+from tandem.platform.search_path import put_first
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def resolve(spec: str) -> tuple[str, RewardFunction]:
 def load_function(spec: str) -> RewardFunction:
     """The function that `path.py:name` names; RewardError if there is none.
 
-    The file is run once, as a module, and may import files that lie beside it.
+    The file is run once, as a module, and may import files that lie beside it, now and later: their folder comes first
+    from here on, as if the file were run by itself. A module that is loaded already, as `json`, stays what it is.
     """
     location, _, name = spec.rpartition(":")
     if not location or not name:
@@ -238,8 +240,7 @@ def _load_module(path: Path) -> ModuleType:
         raise RewardError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # dataclasses and pickle look their module up
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    put_first(path.parent)
     try:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:
