@@ -19,6 +19,7 @@ _SIGN = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[<>=]")
 _NAME = re.compile(rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))}))(?:_(?:[A-Za-z0-9]|\{{[A-Za-z0-9]+\}}))?")
 _NAMES = re.compile(rf"\((?:{_NAME.pattern})(?:,(?:{_NAME.pattern}))+\)")
 _FUNCTION = re.compile(rf"(?:{_NAME.pattern})\([A-Za-z](?:,[A-Za-z])*\)|[A-Za-z]_[a-z]")
+_CONDITION = re.compile(rf"\\\{{({_NAME.pattern})(?:\\in ?\\mathbb\{{R\}})?[|:](.*)\\\}}")
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 
 SetTree = tuple[Any, ...]
@@ -156,6 +157,10 @@ def region(text: str) -> Region | None:
 
 
 def _region(text: str) -> Region | None:
+    condition = _CONDITION.fullmatch(text)
+    if condition:
+        inner = _region(condition[2])
+        return Region(None, inner.members) if inner and inner.variable == condition[1] else None
     parts, words = split(text, _WORD)
     if len(parts) > 1:
         regions = [_region(part.strip(", ")) for part in parts]

@@ -62,9 +62,6 @@ _UNICODE = str.maketrans(
         "\u00b2": "^2",
         "\u00b3": "^3",
         "\u00b0": "^\\circ ",
-        "\u20ac": "\\$",
-        "\u00a3": "\\$",
-        "\u00a5": "\\$",
     }
 )
 _LETTER_UNITS = {
@@ -81,6 +78,8 @@ _LETTER_UNITS = {
     "K": "kelvins",
 }
 _LETTER_UNIT = re.compile(r"(?<=[0-9})])((?: |\\[,;: ]|~)*)\\(?:text|mathrm|mbox) ?\{[ ~]*([mgshLNJWVAK]) ?\}")
+_MONEY = {"\\$": "dollars", "\u20ac": "euros", "\u00a3": "gbp", "\u00a5": "yen"}
+_AMOUNT = re.compile(r"(\\\$|[\u20ac\u00a3\u00a5]) ?((?:[0-9][0-9,]*)?\.?[0-9]+)")
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -93,6 +92,7 @@ _REWRITES = [
         (r"\\[,;: ]|~|\\q?quad(?![A-Za-z])", " "),
         (r" ?\^ ?(?:\\circ|\{ ?\\circ ?\})| ?\\degree(?![A-Za-z])", r"\\degree "),
         (r"\{,\}", ","),
+        (r"\\operatorname\*? ?\{([A-Za-z]+)\}", r"\\\1 "),
         (r"\\%|(?<=[0-9]) ?percent(?![A-Za-z])", "%"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
@@ -158,6 +158,7 @@ def plain(text: str) -> str:
     """The text without what does not change its meaning, as LaTeX."""
     text = re.sub(r"\s+", " ", text.translate(_UNICODE))
     text = _LETTER_UNIT.sub(lambda match: f" {_LETTER_UNITS[match[2]]} ", text)  # upright, a letter is no variable
+    text = _AMOUNT.sub(lambda match: f"{match[2]} {_MONEY[match[1]]} ", text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return text.strip().rstrip(".")
@@ -271,7 +272,7 @@ def _same_items(gold: str, answer: str) -> bool:
 def _same_relation(gold: str, answer: str, left: Relation, other: Relation) -> bool:
     """Whether two texts of which at least one is a relation are the same answer."""
     right, given = named(left), named(other)
-    if right and given and right[0] == given[0] and _same(right[1], given[1]):
+    if right and given and _are_one_name(right[0], given[0]) and _same(right[1], given[1]):
         return True
     if not left.signs:
         return bool(given) and _same(gold, given[1]) if given else _same_region(gold, answer)
@@ -283,6 +284,11 @@ def _same_relation(gold: str, answer: str, left: Relation, other: Relation) -> b
     if region(gold):
         return _same_region(gold, answer)
     return _same_sides(left, other)
+
+
+def _are_one_name(gold: str, answer: str) -> bool:
+    """Whether two names before `=` mean the same: f(x) may be called y."""
+    return gold == answer or is_function(gold) != is_function(answer)
 
 
 def _is_constant(text: str) -> bool:

@@ -68,7 +68,7 @@ def quantity(text: str) -> Quantity | None:
 
 def equal_quantities(gold: Quantity, answer: Quantity) -> bool:
     """Whether two numbers are the same: exactly, or as a decimal of at least 12 digits that the gold rounds to."""
-    if gold.unit and answer.unit and gold.unit != answer.unit:
+    if gold.unit and (answer.percent or answer.unit not in ("", gold.unit)):
         return False
     right, given = gold.value, answer.value
     if gold.percent:
