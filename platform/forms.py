@@ -164,7 +164,8 @@ def _region(text: str) -> Region | None:
     parts, words = split(text, _WORD)
     if len(parts) > 1:
         regions = [_region(part.strip(", ")) for part in parts]
-        if None in regions or len(set(words)) > 1 or len({one.variable for one in regions if one}) > 1:
+        variables = {one.variable if one else None for one in regions}
+        if None in variables or len(variables) > 1 or len(set(words)) > 1:
             return None
         kind = "union" if words[0] == "or" else "intersection"
         first = regions[0]

@@ -243,6 +243,9 @@ def _members(text: str) -> list[str] | None:
 def _same_in_any_order(golds: list[str] | None, answers: list[str] | None) -> bool:
     if golds is None or answers is None or len(golds) != len(answers) or len(golds) > MOST_ITEMS:
         return False
+    names = {found[0] for found in map(named, map(relation, golds)) if found}
+    if len(names) > 1 and not any(map(named, map(relation, answers))):
+        return all(map(_same, golds, answers))  # 2,1 is not a=1, b=2
     left = list(answers)
     for gold in golds:
         match = next((answer for answer in left if _same(gold, answer)), None)
@@ -288,7 +291,7 @@ def _same_relation(gold: str, answer: str, left: Relation, other: Relation) -> b
 
 def _are_one_name(gold: str, answer: str) -> bool:
     """Whether two names before `=` mean the same: f(x) may be called y."""
-    return gold == answer or is_function(gold) != is_function(answer)
+    return gold == answer or any(is_function(one) and other == "y" for one, other in ((gold, answer), (answer, gold)))
 
 
 def _is_constant(text: str) -> bool:
