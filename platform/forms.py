@@ -87,6 +87,19 @@ def listed(text: str) -> list[str]:
     return found
 
 
+def members(text: str) -> list[str] | None:
+    r"""The members of a list or set, whose order does not count; of `x\in\{1,2\}`, `x=1` and `x=2`. None: it is neither."""
+    items = listed(text)
+    if len(items) > 1:
+        return items
+    one = relation(text)
+    name = one.sides[0] if one.signs == ("\\in",) and is_name(one.sides[0]) else ""
+    found = bracketed(one.sides[1] if name else text)
+    if found is None or found[0] != "{}":
+        return None
+    return [f"{name}={item}" for item in found[1]] if name else found[1]
+
+
 def bracketed(text: str) -> tuple[str, list[str]] | None:
     r"""The outer brackets and the items of `(a,b)`, `[a,b)` or `\{a,b\}`; None for anything else."""
     opening = next((sign for sign in ("\\{", "{", "(", "[") if text.startswith(sign)), "")

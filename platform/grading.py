@@ -26,7 +26,7 @@ from typing import Any
 
 from tandem.platform import units
 from tandem.platform.deadline import TimeIsUp, time_limit
-from tandem.platform.forms import Relation, bracketed, is_function, listed, matrix, named, region, relation
+from tandem.platform.forms import Relation, bracketed, is_function, matrix, members, named, region, relation
 from tandem.platform.latex import Reading, Unreadable, read
 from tandem.platform.quantities import GROUPED, Quantity, equal_quantities, last_quantity, quantity
 from tandem.platform.search_path import users_set_aside
@@ -222,22 +222,13 @@ def _same(gold: str, answer: str) -> bool:
     right, given = quantity(_comparable(gold)), quantity(_comparable(answer))
     if right is not None and given is not None:
         return equal_quantities(right, given)
-    golds, answers = _members(gold), _members(answer)
+    golds, answers = members(gold), members(answer)
     if golds is not None or answers is not None:
         return _same_in_any_order(golds, answers) or _same_region(gold, answer)
     left, other = relation(gold), relation(answer)
     if left.signs or other.signs:
         return _same_relation(gold, answer, left, other)
     return _same_items(gold, answer)
-
-
-def _members(text: str) -> list[str] | None:
-    """The members of a list or set, whose order does not count; None for any other text."""
-    items = listed(text)
-    if len(items) > 1:
-        return items
-    found = bracketed(text)
-    return found[1] if found and found[0] == "{}" else None
 
 
 def _same_in_any_order(golds: list[str] | None, answers: list[str] | None) -> bool:

@@ -30,7 +30,8 @@ _PRODUCTS = frozenset(["*", "\\cdot", "\\times", "/", "\\div"])
 _NAMES_IN_WORDS = FUNCTIONS | {"sqrt", "pi"}
 _TOKEN = re.compile(
     r"\s*(?:(?P<repeating>[0-9]*\.[0-9]*\\overline\{[0-9]+\})"
-    r"|(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9,])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+    r"|(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9,])|(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?)"
     r"|(?P<command>\\[A-Za-z]+)|(?P<word>[A-Za-z]+)|(?P<sign>[-+*/^_!(){}\[\]|]))\s*"
 )
 
@@ -76,12 +77,15 @@ def read(text: str) -> Reading:
 
 
 def _tokens(text: str) -> list[str]:
-    tokens, place = [], 0
+    tokens, place, brackets = [], 0, 0
     while place < len(text):
         match = _TOKEN.match(text, place)
         if not match:
             raise Unreadable(f"{text[place]!r} is no part of an expression")
-        word = match["word"]
+        word, sign = match["word"], match["sign"]
+        brackets += (sign in ("(", "[")) - (sign in (")", "]"))
+        if brackets and "," in match[0]:
+            raise Unreadable("a comma in brackets separates items")
         if word and word not in _NAMES_IN_WORDS:
             if len(word) > 3:
                 raise Unreadable(f"{word!r} is a word")
@@ -226,6 +230,11 @@ class _Reader:
     def binomial(self) -> _Piece:
         """The arguments of \\binom, by factorials."""
         top, bottom = self.argument(), self.argument()
+        if not top.constant or not bottom.constant:
+            rest = _combined(f"{top.inside(1)}-{bottom.inside(1)}", 0, [top, bottom], top.terms + bottom.terms)
+            below = [_factorial(bottom), _factorial(rest)]
+            product = _combined("\\cdot ".join(piece.text for piece in below), 1, below, 1)
+            return _fraction(_factorial(top), product)
         if top.value is None or bottom.value is None or not 0 <= bottom.value <= top.value <= 1000:
             raise Unreadable("a large binomial coefficient")
         return _literal(str(math.comb(top.value, bottom.value)), longest=LARGEST_BITS)
@@ -341,8 +350,9 @@ def _literal(token: str, longest: int = LONGEST_LITERAL) -> _Piece:
     token = token.replace(",", "")
     if len(token) > longest:
         raise Unreadable("a long number")
-    before, _, after = token.partition(".")
-    if not after:
+    mantissa, _, exponent = token.lower().partition("e") if "\\" not in token else (token, "", "")
+    before, _, after = mantissa.partition(".")
+    if not after and not exponent:
         value = int(before)
         return _Piece(str(value), 3, max(1, value.bit_length()), value=value)
     plain, _, repeating = after.partition("\\overline{")
@@ -351,6 +361,7 @@ def _literal(token: str, longest: int = LONGEST_LITERAL) -> _Piece:
     if repeating:
         repeating = repeating.rstrip("}")
         number += Fraction(int(repeating), scale * (10 ** len(repeating) - 1))
+    number *= Fraction(10) ** int(exponent or 0)
     bits = number.numerator.bit_length() + number.denominator.bit_length()
     return _Piece(f"\\frac{{{number.numerator}}}{{{number.denominator}}}", 2, bits)
 
