@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from tandem.launch.overrides import Typed, parse
 from tandem.platform.config import Config, ConfigError
 
 CONF = "pkg://tandem.conf"
@@ -29,12 +30,18 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     register_schema()
     overrides = [_with_home(override) for override in overrides]
     given = check_overrides(overrides)
+    groups = config_groups()
+    typed = [parse(override) for override in overrides]
+    choices = [one.line for one in typed if _is_choice(one, groups)]
     if given.get("model.path") is not None and "model" not in given:
         # The embedded model's learning rates would ruin a real one.
-        overrides = ["model=pretrained", *overrides]
+        choices = ["model=pretrained", *choices]
     try:
         with initialize_config_module("tandem.conf", version_base="1.3"):
-            composed = hydra_compose("config", overrides=[_as_hydra(override) for override in overrides])
+            composed = hydra_compose("config", overrides=choices)
+        for one in typed:
+            if not _is_choice(one, groups):  # Hydra would read texts as numbers
+                OmegaConf.update(composed, one.key, one.value, merge=True, force_add=True)
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
             raise ConfigError(f"{', '.join(missing)}: must be set, for example {missing[0]}=...")
@@ -77,17 +84,17 @@ def check_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """
     groups, keys = config_groups(), setting_keys()
     given: dict[str, Any] = {}
-    for override in map(_parsed, overrides):
-        key, value, line = override.key_or_group, override.value(), override.input_line
-        if override.is_delete():
+    for one in map(parse, overrides):
+        key, line = one.key, one.line
+        if one.prefix == "~":
             raise ConfigError(f"{line}: settings cannot be deleted; give {key} another value")
-        if override.is_sweep_override():
+        if one.is_sweep:
             raise ConfigError(f"{line}: one value, please. Quote text with commas, {key}='a,b'; a list is {key}=[a,b]")
-        if key in groups and not isinstance(value, dict):
-            _check_choice(line, key, value, groups[key])
-            given[key] = value
+        if _is_choice(one, groups):
+            _check_choice(line, key, one.value, groups[key])
+            given[key] = one.value
         else:
-            given |= _checked_leaves(key, value, keys, groups)
+            given |= _checked_leaves(key, one.value, keys, groups)
     return given
 
 
@@ -96,23 +103,9 @@ def _with_home(override: str) -> str:
     return re.sub(r"(?<==)~(?=/)", str(Path.home()), override, count=1)
 
 
-def _parsed(line: str) -> Any:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        return OverridesParser.create().parse_override(line)
-    except HydraException as error:
-        hint = "settings are given as key=value, and a value with special characters is quoted: key='a=b, c'"
-        raise ConfigError(f"{line}: cannot be read; {hint}") from error
-
-
-def _as_hydra(override: str) -> str:
-    """An override that may set a free name in a dictionary, as Hydra wants it: with ++."""
-    key = override.lstrip("+").partition("=")[0]
-    free = [name for name, is_free in setting_keys().items() if is_free]
-    reaches = any(key == name or key.startswith(name + ".") or name.startswith(key + ".") for name in free)
-    return "++" + override.lstrip("+") if reaches else override
+def _is_choice(one: Typed, groups: dict[str, list[str]]) -> bool:
+    """Whether it names a file of a group, as `algo=grpo`."""
+    return one.key in groups and not isinstance(one.value, dict)
 
 
 def _check_choice(line: str, key: str, value: Any, choices: list[str]) -> None:

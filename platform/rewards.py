@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from tandem.platform import grading
+from tandem.platform.search_path import put_first
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def last_number(sample: Sample) -> float:
 
     `1,234.50` is 1234.5, `3/4` is one number, a minus may be unicode; `grading` says what equal means.
     """
-    gold = grading.quantity(_answer(sample))
+    gold = grading.number(_answer(sample))
     if gold is None:
         raise ValueError(f"last_number needs a number as the answer, not {shorten(_answer(sample))!r}")
     given = grading.last_quantity(sample.response)
@@ -82,10 +83,10 @@ def last_number(sample: Sample) -> float:
 
 
 def boxed(sample: Sample) -> float:
-    r"""1 if the last `\boxed{}` of the response equals the answer as text or exact number; else 0.
+    r"""1 if the last `\boxed{}` of the response equals the answer: as text, exact number or by exact algebra; else 0.
 
-    The last box decides, even if it is cut off. Only the response is read. Symbolic equivalence (`x/7+2/7` for
-    `(x+2)/7`) is out of scope: use a function of your own for that. `grading` says what equal means.
+    The last box decides, even if it is cut off. Only the response is read. `grading` says what equal means. What cannot
+    be decided, or not in time, is 0.
     """
     box = grading.last_box(sample.response)
     gold = _answer(sample)
@@ -95,15 +96,18 @@ def boxed(sample: Sample) -> float:
 def matching_characters(sample: Sample) -> float | list[tuple[int, float]]:
     """A step per character of the response: 1/len(answer) where the answer has the same one in its place, else 0.
 
-    The answer itself is worth 1, an empty response 0. ValueError if the answer is empty.
+    White space in front of the response does not count. The answer itself is worth 1, an empty response 0. ValueError if
+    the answer is empty.
     """
     answer = _answer(sample)
     if not answer:
         raise ValueError("matching_characters needs an answer with at least one character")
-    if not sample.response:
+    response = sample.response.lstrip()
+    if not response:
         return 0.0
-    right = [place < len(answer) and answer[place] == one for place, one in enumerate(sample.response)]
-    return [(place + 1, float(is_right) / len(answer)) for place, is_right in enumerate(right)]
+    before = len(sample.response) - len(response)
+    right = [place < len(answer) and answer[place] == one for place, one in enumerate(response)]
+    return [(before + place + 1, float(is_right) / len(answer)) for place, is_right in enumerate(right)]
 
 
 REWARDS: dict[str, RewardFunction] = {
@@ -129,7 +133,8 @@ def resolve(spec: str) -> tuple[str, RewardFunction]:
 def load_function(spec: str) -> RewardFunction:
     """The function that `path.py:name` names; RewardError if there is none.
 
-    The file is run once, as a module, and may import files that lie beside it.
+    The file is run once, as a module, and may import files that lie beside it, now and later: their folder comes first
+    from here on, as if the file were run by itself. A module that is loaded already, as `json`, stays what it is.
     """
     location, _, name = spec.rpartition(":")
     if not location or not name:
@@ -238,8 +243,7 @@ def _load_module(path: Path) -> ModuleType:
         raise RewardError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # dataclasses and pickle look their module up
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    put_first(path.parent)
     try:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -26,6 +26,7 @@ from tandem.platform.rewards import (
     describe_exception,
     resolve,
 )
+from tandem.platform.search_path import users_set_aside
 
 PR_SET_PDEATHSIG = 1
 
@@ -93,7 +94,8 @@ def _send(fd: int, message: Any) -> None:
 def _receive(fd: int) -> Any:
     header = _read(fd, 8)
     body = header and _read(fd, int.from_bytes(header, "big"))
-    return pickle.loads(body) if body else None
+    with users_set_aside():  # a row may hold dates, whose module is loaded now
+        return pickle.loads(body) if body else None
 
 
 def _read(fd: int, count: int) -> bytes | None:

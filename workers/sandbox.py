@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.platform.rewards import Outcome, RewardError, Sample
+from tandem.platform.search_path import without_sources
 
 STARTUP_S = 60.0  # a user's file may import much
 LARGEST_CHUNK = 32  # samples sent at a time
@@ -241,7 +242,7 @@ class _Child:
         self._buffer = bytearray()
         self._lines: list[bytes] = []
         numbers = [str(number) for number in (theirs.fileno(), os.getpid(), memory_mb)]
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        path = os.pathsep.join(without_sources(sys.path, os.environ.get("PYTHONPATH", "")))
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tandem.workers.reward_process", *numbers, *functions],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import subprocess
@@ -14,7 +15,10 @@ import pytest
 from reward_cases import alive, assert_gone, samples
 
 from tandem.platform.rewards import Outcome, RewardError, Sample
+from tandem.platform.search_path import without_sources
 from tandem.workers.sandbox import RewardPool
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> None:
@@ -120,3 +124,83 @@ input()
         parent.kill()
     assert len(pids) == 2
     assert_gone(pids)
+
+
+NAMES = [
+    *(
+        "settings",
+        "report",
+        "evaluate",
+        "run",
+        "main",
+        "resume",
+        "roles",
+        "export",
+        "prepare",
+        "doctor",
+        "runs",
+        "algorithms",
+    ),
+    *(
+        "batch",
+        "data",
+        "config",
+        "losses",
+        "units",
+        "grading",
+        "rewards",
+        "sandbox",
+        "sync",
+        "cluster",
+        "learning",
+        "random",
+    ),
+]
+USER = """
+import {first}
+def score(sample):
+    import {second}
+    modules = [{names}]
+    return float(all(module.MINE == sample.metadata["of"] for module in modules))
+"""
+
+
+@pytest.fixture
+def neighbours(tmp_path: Path) -> str:
+    """A reward function whose neighbours are called as files of tandem; it is called so itself."""
+    half = len(NAMES) // 2
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("MINE = 'the user'\n")
+    code = USER.format(first=", ".join(NAMES[:half]), second=", ".join(NAMES[half:]), names=", ".join(NAMES))
+    (tmp_path / "plan.py").write_text(code)
+    return f"{tmp_path}/plan.py:score"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_neighbours_of_a_function_are_its_own(neighbours: str, monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    """Whatever folders of tandem are on the path here, and while boxed loads its algebra in the same process."""
+    for folder in ("", "platform", "workers", "conf", "launch", "benchmarks"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    pool = RewardPool([neighbours, "boxed"] if first else ["boxed", neighbours])
+    metadata = {"of": "the user", "day": datetime.date(2024, 1, 5)}
+    outcomes = pool.run([Sample("q", "\\boxed{1+x}", "x+1", 1, False, metadata)] * 2)
+    pool.close()
+    assert [[outcome.detail or outcome.value for outcome in row] for row in outcomes] == [[1.0, 1.0]] * 2
+
+
+def test_sources_of_tandem_are_not_looked_into() -> None:
+    launch = str(ROOT / "launch")
+    assert without_sources([launch, "/other", str(ROOT), f"{launch}/../workers"]) == ["/other"]
+    assert without_sources([str(ROOT), launch], f"/x:{ROOT}") == [str(ROOT)]
+    assert without_sources(["", "/other"]) == [entry for entry in (os.getcwd(), "/other") if entry != str(ROOT)]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "launch").glob("*.py")))
+def test_a_script_does_not_offer_its_folder(script: str) -> None:
+    """Run as a file, as `python launch/main.py`, up to where it would begin its work."""
+    code = (
+        "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; sys.argv[1:] = ['--help']\n"
+        "try: runpy.run_path(sys.path[0] + '/' + name, run_name='not main')\n"
+        "finally: import tandem.launch; assert not [entry for entry in sys.path if entry.endswith('/launch')], sys.path"
+    )
+    subprocess.run([sys.executable, "-c", code, str(ROOT / "launch"), script], check=True)

@@ -317,3 +317,28 @@ def test_help_is_fast_and_a_dry_run_starts_nothing(repo: Path, cache: str, tmp_p
         assert word in plan.stdout
     assert "critic" not in plan.stdout.replace("no critic", "")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("script", "overrides"),
+    [
+        ("main.py", ["cluster=inline", "run.steps=1", "checkpoint.every=0"]),
+        ("main.py", ["cluster=local", "cluster.num_cpus=2", "run.steps=1", "checkpoint.every=0"]),
+        ("evaluate.py", []),
+    ],
+)
+def test_neighbours_of_a_reward_function_are_its_own(
+    repo: Path, cache: str, tmp_path: Path, script: str, overrides: list[str]
+) -> None:
+    names = ["settings", "report", "evaluate", "run", "main", "resume", "roles", "export"]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("MINE = 1.0\n")
+    code = f"import {', '.join(names[:4])}\ndef score(sample):\n    import {', '.join(names[4:])}\n"
+    (tmp_path / "reward.py").write_text(f"{code}    return min(one.MINE for one in [{', '.join(names)}])\n")
+    own = [f"reward.function={tmp_path}/reward.py:score", f"run.dir={tmp_path}/runs", "run.name=2024_01_05", *overrides]
+    command_line = [sys.executable, str(repo / "launch" / script), *QUICK, "algo=grpo", *own]
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=240, cwd=repo, env=environment(cache))
+    assert done.returncode == 0, done.stderr
+    if script == "main.py":
+        metrics, _ = records(tmp_path / "runs" / "2024_01_05")
+        assert metrics[-1]["reward/mean"] == 1.0

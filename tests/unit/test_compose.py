@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import tandem.conf
 from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
+from tandem.launch.facts import flat
+from tandem.launch.run import _as_yaml
+from tandem.launch.runs import read
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.validate import validate
 
@@ -219,3 +223,62 @@ def test_keys_of_the_schema() -> None:
     keys = setting_keys()
     assert list(keys) == [key for key, _, _ in settings(Config())]
     assert [key for key, free in keys.items() if free] == ["data.eval_sets", "reward.functions"]
+
+
+TYPED_TEXTS = [
+    *("2024_01_05", "12e4567", "2.10", "1_000", "007", "1e3", "0", "-0", "+5", "1.", ".5", "inf", "NaN", "true", "False"),
+    *("on", "0x1F", "1e400", "2024-01-05", "12:30", "1-2", "a b", "x@y", "1_0.5", "00", "1e5e5", "a.b", "_"),
+]
+
+
+@pytest.mark.parametrize("text", TYPED_TEXTS)
+def test_a_text_is_what_is_typed(text: str, tmp_path: Path) -> None:
+    for prefix in ("", "+", "++"):
+        assert compose([f"{prefix}run.name={text}"])[0].run.name == text
+    config, given = compose(
+        [f"run={{name: {text}, dir: {text}, steps: 3}}", f"algo.paper={text}", f"tracking.project='{text}'"]
+    )
+    assert (config.run.name, config.run.dir, config.algo.paper, config.tracking.project) == (text, text, text, text)
+    assert config.run.steps == 3
+    assert {"run.name", "run.dir", "run.steps", "algo.paper"} <= given
+    folder = tmp_path / text
+    folder.mkdir()
+    (folder / "config.yaml").write_text(_as_yaml(config))
+    assert read(folder)["settings"]["run.name"] == text
+    assert json.loads(json.dumps(flat(config)))["run.name"] == text
+
+
+@pytest.mark.parametrize("text", [text for text in TYPED_TEXTS if ":" not in text])
+def test_texts_in_lists_and_dictionaries_are_what_is_typed(text: str) -> None:
+    overrides = [f"tracking.tags=[{text},'{text}',null]", f"++rollout={{stop: [{text}]}}", f"data.eval_sets={{a: {text}}}"]
+    config, _ = compose([*overrides, f"data.eval_sets.b={text}", f"+data={{eval_sets: {{{text}: {text}}}}}"])
+    assert config.tracking.tags == [text, text, "null"]
+    assert config.rollout.stop == [text]
+    assert config.data.eval_sets == {"a": text, "b": text, text: text}
+    assert compose([f"reward.functions={{{text}: 1e0}}"])[0].reward.functions == {text: 1.0}
+
+
+def test_null_is_missing_unless_it_is_quoted() -> None:
+    assert compose(["run.name=null"])[0].run.name is None
+    assert compose(["run={name: NULL}"])[0].run.name is None
+    assert compose(["run.name='null'"])[0].run.name == "null"
+    assert compose(["data.eval_sets={a: null}"])[0].data.eval_sets == {"a": "null"}
+    assert compose(["run.name="])[0].run.name == ""
+
+
+def test_numbers_stay_numbers() -> None:
+    config, given = compose(
+        ["run.steps=1_000", "actor.lr=1e-3", "rollout.stop_token_ids=[1,2_0]", "dry_run=TRUE", "reward.clip=5"]
+    )
+    assert (config.run.steps, config.actor.lr, config.rollout.stop_token_ids, config.dry_run) == (1000, 1e-3, [1, 20], True)
+    assert config.reward.clip == 5.0
+    assert "dry_run" in given
+
+
+def test_a_reference_is_another_setting() -> None:
+    assert compose(["run.name=2024_01_05", "tracking.project=${run.name}"])[0].tracking.project == "2024_01_05"
+
+
+def test_a_dictionary_of_numbers_names_its_functions_as_typed() -> None:
+    config, _ = compose(["reward.functions={1e3: 1.0, 2.10: 2}"])
+    assert config.reward.functions == {"1e3": 1.0, "2.10": 2.0}

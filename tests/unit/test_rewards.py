@@ -204,14 +204,13 @@ def test_the_box_in_the_prompt_is_not_the_answer() -> None:
         ("2", "((((" * 5000, False),
         ("2", "1e99999999", False),
         ("2", "2" + " " * 20000 + "x", False),
-        # Symbolic equivalence is out of scope.
-        ("\\frac{x+2}{7}", "\\frac{x}{7}+\\frac{2}{7}", False),
+        ("\\frac{x+2}{7}", "\\frac{x}{7}+\\frac{2}{7}", True),
     ],
 )
 def test_equal(gold: str, answer: str, right: bool) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     assert grading.equal(gold, answer) is right
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 5.0  # sympy may have to be loaded
 
 
 @pytest.mark.parametrize(
@@ -251,6 +250,8 @@ def test_anything_else_names_function_and_sample(value: Any) -> None:
         ("8", 85, [(1, 0.5)]),
         ("8585", "85", [(1, 0.5), (2, 0.5), (3, 0.0), (4, 0.0)]),
         ("58", "85", [(1, 0.0), (2, 0.0)]),
+        (" 85", "85", [(2, 0.5), (3, 0.5)]),  # some tokenizers begin every text with a space
+        (" \n", "85", 0.0),
         ("", "85", 0.0),
     ],
 )
