@@ -65,5 +65,5 @@ def _names(text: str, gold: str) -> bool:
 
 
 def _same_number(gold: str, given: str) -> bool:
-    number, other = grading.quantity(gold), grading.quantity(given)
+    number, other = grading.number(gold), grading.number(given)
     return number is not None and other is not None and grading.equal_quantities(number, other)

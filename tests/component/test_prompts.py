@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_models import small_config
 from small_tokenizers import bert_like, byte_level, sentencepiece_like
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from tandem.platform.data import DataError, Row
 from tandem.platform.prompts import EncodedRows, encode_rows
@@ -274,5 +275,6 @@ def test_a_run_says_how_many_beginnings_it_continues(tmp_path: Path) -> None:
     config.data.train, config.reward.functions = str(tmp_path / "a.jsonl"), {"exact_match": 1.0}
     rows = [{"prompt": prompt, "answer": "d"} for prompt in (BEGUN, CHAT, "ab")]
     Path(config.data.train).write_text("\n".join(json.dumps(row) for row in rows))
-    training_prompts(config, build(True, TEMPLATE + GENERATION), notes.append)
+    Qwen2ForCausalLM(small_config(11)).save_pretrained(tmp_path / "model")
+    training_prompts(config, str(tmp_path / "model"), build(True, TEMPLATE + GENERATION), notes.append)
     assert f"{config.data.train}: 1 of 3 prompts end with an assistant message, which the policy continues" in notes
