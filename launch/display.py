@@ -54,6 +54,7 @@ def headline(metrics: Metrics) -> list[tuple[str, str]]:
         ("approx kl", "policy/approx_kl", "{:.2g}"),
         ("entropy", "policy/entropy", "{:.3f}"),
         ("explained var", "critic/explained_variance", "{:.2f}"),
+        ("epoch", "data/epoch", "{:.2f}"),
         ("tokens/s", "tokens/response_per_s", "{:,.0f}"),
         ("s/step", "time/step_s", "{:.2f}"),
     )

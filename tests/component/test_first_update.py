@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import OPTConfig, OPTForCausalLM
 
 from tandem.launch.compose import compose
 from tandem.launch.run import run
 from tandem.platform.validate import validate
+from tandem.workers.tiny import character_tokenizer
 
 Steps = list[dict[str, Any]]
 
@@ -44,6 +46,20 @@ def test_the_first_update_is_on_policy(tiny_path: str, tmp_path: Path, algo: str
     assert abs(first["policy/kl"]) < 1e-6
     assert min(second["policy/kl"], third["policy/kl"]) > 1e-4
     assert third["update/unmoved_tensors"] == 0
+
+
+def test_a_model_with_dropout_is_on_policy_too(tmp_path: Path) -> None:
+    """An OPT, whose layers keep their rate as a plain number: with it ratios of a first update reach 3."""
+    tokenizer = character_tokenizer("0123456789+=")
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = OPTConfig(len(tokenizer), max_position_embeddings=128, dropout=0.1, attention_dropout=0.1, **sizes)
+    config.eos_token_id = tokenizer.eos_token_id
+    OPTForCausalLM(config).save_pretrained(tmp_path / "opt")
+    tokenizer.save_pretrained(tmp_path / "opt")
+    for step in steps_of(str(tmp_path / "opt"), tmp_path, "algo=ppo", DENSE, "model.gradient_checkpointing=true"):
+        assert step["policy/ratio_gap_max"] < 1e-4
+        assert step["policy/clip_frac"] == 0
+        assert step["rollout/logprob_gap"] < 1e-4
 
 
 def test_a_later_update_of_the_same_batch_is_off_policy(tiny_path: str, tmp_path: Path) -> None:

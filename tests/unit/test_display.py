@@ -16,6 +16,10 @@ def test_unscorable_samples_are_not_passed_over() -> None:
     assert headline({"reward/unscorable": 0.0, "samples/sampled": 16.0}) == []
 
 
+def test_how_much_of_the_data_has_been_passed_is_shown() -> None:
+    assert headline({"reward/mean": 0.5, "data/epoch": 1.25}) == [("reward", "0.500"), ("epoch", "1.25")]
+
+
 def test_every_accuracy_is_shown_and_no_count() -> None:
     names = ("greedy", "mean", "pass@4", "greedy_unscorable", "greedy_length_mean")
     shown = headline({f"eval/held/{name}": 0.5 for name in names})
