@@ -52,7 +52,8 @@ def test_a_model_with_dropout_is_on_policy_too(tmp_path: Path) -> None:
     """An OPT, whose layers keep their rate as a plain number: with it ratios of a first update reach 3."""
     tokenizer = character_tokenizer("0123456789+=")
     sizes = {"hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
-    config = OPTConfig(len(tokenizer), max_position_embeddings=128, dropout=0.1, attention_dropout=0.1, **sizes)
+    rates = {"dropout": 0.1, "attention_dropout": 0.1, "layerdrop": 0.1}
+    config = OPTConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **rates, **sizes)
     config.eos_token_id = tokenizer.eos_token_id
     OPTForCausalLM(config).save_pretrained(tmp_path / "opt")
     tokenizer.save_pretrained(tmp_path / "opt")
