@@ -37,7 +37,7 @@ class Signals:
     def __init__(self) -> None:
         self.spans = Spans()  # of the driver, once there is one
         self._waiting: int | None = None
-        self._is_ignoring = False
+        self._is_first, self._is_ignoring = True, False
 
     def install(self) -> None:
         """Takes the signals over; one that is ignored, as under nohup, stays so."""
@@ -70,7 +70,8 @@ class Signals:
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self._is_ignoring:
             return
-        if self._waiting is None and self.spans.last in UNINTERRUPTED:
+        is_first, self._is_first = self._is_first, False
+        if is_first and self.spans.last in UNINTERRUPTED:
             self._waiting = number
             return
         raise Terminated(number)

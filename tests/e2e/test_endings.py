@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_resume import records, saved, state, train
 
+from tandem.launch.resume import Saver
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.protocols import TrainingError
 from tandem.platform.records import Recorder
@@ -96,6 +97,14 @@ def test_ctrl_c_and_a_closed_terminal_end_a_run_alike(
 def test_a_second_signal_does_not_wait(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an update no weights are those of a step, so none are saved."""
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), terminate()))
+    assert train(tiny_path, tmp_path, *PPO) == 143
+    assert saved(tmp_path) == []
+    assert summary(tmp_path)["status"] == "interrupted"
+
+
+def test_a_second_signal_ends_the_saving_too(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_call(monkeypatch, RolloutWorker, "generate", 6, terminate)
+    on_call(monkeypatch, Saver, "_save_model", 1, terminate)
     assert train(tiny_path, tmp_path, *PPO) == 143
     assert saved(tmp_path) == []
     assert summary(tmp_path)["status"] == "interrupted"
