@@ -30,10 +30,10 @@ import safetensors.torch
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
+from tandem.launch.manifest import Manifest, Written, parse
 from tandem.platform.config import ConfigError
 from tandem.platform.protocols import Trained
 
-FORMAT = 1
 MANIFEST, DRIVER, FACTS, SUSPECT = "manifest.json", "driver.json", "facts.json", "suspect.json"
 NAME = re.compile(r"(?:^|/)step-(\d{6,})$")
 
@@ -45,9 +45,8 @@ class CheckpointError(RuntimeError):
 class Checkpoint:
     """One checkpoint that is there."""
 
-    def __init__(self, fs: Any, path: str, manifest: Mapping[str, Any]) -> None:
-        self.fs, self.path, self.manifest = fs, path, manifest
-        self.step = int(manifest["step"])
+    def __init__(self, fs: Any, path: str, manifest: Manifest) -> None:
+        self.fs, self.path, self.manifest, self.step = fs, path, manifest, manifest.step
 
     @property
     def suspicion(self) -> str | None:
@@ -57,42 +56,52 @@ class Checkpoint:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the run that wrote it, by dotted key."""
-        return dict(self.manifest["settings"])
+        return self.manifest.settings
 
     def driver(self) -> dict[str, Any]:
         """The state of the loop."""
-        return dict(json.loads(self._read(DRIVER)))
+        return dict(self._json(DRIVER, dict))
 
     def facts(self, role: str) -> list[dict[str, Any]]:
         """What the ranks of a role kept besides tensors."""
-        return list(json.loads(self._read(f"{role}/{FACTS}")))
+        return list(self._json(f"{role}/{FACTS}", list))
 
     def parts(self, role: str) -> Iterator[dict[str, Tensor]]:
         """The tensors of a role, part by part."""
-        for name in sorted(self.manifest["files"]):
+        for name in sorted(self.manifest.files):
             if name.startswith(f"{role}/") and name.endswith(".safetensors"):
                 yield safetensors.torch.load(self._read(name))
 
     def has(self, role: str) -> bool:
         """Whether the role was saved."""
-        return f"{role}/{FACTS}" in self.manifest["files"]
+        return f"{role}/{FACTS}" in self.manifest.files
 
     def copy_model(self, folder: Path) -> None:
-        """Writes configuration and tokenizer into a local folder."""
-        for name in self.manifest["files"]:
+        """Writes configuration and tokenizer into a local folder; names are confined to it when the manifest is read."""
+        for name in self.manifest.files:
             if name.startswith("model/"):
                 target = folder / name.removeprefix("model/")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(self._read(name))
 
     def _read(self, name: str) -> bytes:
-        expected = self.manifest["files"][name]
+        expected = self.manifest.files[name]
         content: bytes = self.fs.cat_file(f"{self.path}/{name}")
-        if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        if Written(len(content), hashlib.sha256(content).hexdigest()) != expected:
             raise CheckpointError(
                 f"{self.path}/{name} is not what was written: its content has changed. Remove {self.path} to go on from "
                 "the checkpoint before"
             )
+        return content
+
+    def _json(self, name: str, kind: type) -> Any:
+        """The object or list that a file holds."""
+        try:
+            content = json.loads(self._read(name))
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}/{name} is no JSON: {error}") from error
+        if not isinstance(content, kind):
+            raise CheckpointError(f"{self.path}/{name} holds {type(content).__name__}, expected {kind.__name__}")
         return content
 
 
@@ -134,8 +143,7 @@ class Checkpoints:
                 if self.fs.exists(f"{place}/{name}"):
                     self.fs.rm_file(f"{place}/{name}")  # without manifest it is not whole
             files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
-            manifest = {"format": FORMAT, "step": step, "score": score, "settings": dict(settings), "files": files}
-            self._write(f"{draft}/{MANIFEST}", _json(manifest))
+            self._write(f"{draft}/{MANIFEST}", Manifest(step, score, settings, files).as_json())
             if self._is_local:
                 self._sync_folders(draft)
                 if self.fs.exists(place):  # of a course that was given up
@@ -224,8 +232,8 @@ class Checkpoints:
         for path in self._folders():
             if _suspicion(self.fs, path):
                 continue
-            with suppress(FileNotFoundError, ValueError):  # ValueError: cut off
-                found.append((path, json.loads(self.fs.cat_file(f"{path}/{MANIFEST}"))["score"]))
+            with suppress(FileNotFoundError, ConfigError):  # ConfigError: cut off
+                found.append((path, parse(self.fs.cat_file(f"{path}/{MANIFEST}"), f"{path}/{MANIFEST}").score))
         return found
 
     def _folders(self) -> list[str]:
@@ -263,7 +271,7 @@ class Checkpoints:
             for path in Path(self.root).glob(".*.part"):
                 self._remove(str(path))
 
-    def _write(self, path: str, content: bytes) -> dict[str, Any]:
+    def _write(self, path: str, content: bytes) -> Written:
         if self._is_local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb") as file:
@@ -272,7 +280,7 @@ class Checkpoints:
                 os.fsync(file.fileno())
         else:
             self.fs.pipe_file(path, content)
-        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        return Written(len(content), hashlib.sha256(content).hexdigest())
 
     def _sync_folders(self, draft: str) -> None:
         for folder, _, _ in os.walk(draft):
@@ -326,19 +334,30 @@ def _open(fs: Any, path: str) -> Checkpoint:
         ConfigError: what is missing.
     """
     try:
-        manifest = json.loads(fs.cat_file(f"{path}/{MANIFEST}"))
+        content = fs.cat_file(f"{path}/{MANIFEST}")
     except FileNotFoundError:
         raise ConfigError(f"{path} is no whole checkpoint: it has no {MANIFEST}, which is written last") from None
-    except (ValueError, OSError) as error:
+    except OSError as error:
         raise ConfigError(f"{path} is no whole checkpoint: {MANIFEST} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {manifest.get('format')}, this version reads {FORMAT}")
-    for name, expected in manifest["files"].items():
+    manifest = parse(content, f"{path}/{MANIFEST}")
+    for name, expected in manifest.files.items():
+        if link := _link_on_the_way(fs, path, name):
+            raise ConfigError(f"{path} is no checkpoint as it was written: {link} is a link, which is not followed")
         size = fs.size(f"{path}/{name}") if fs.exists(f"{path}/{name}") else None
-        if size != expected["bytes"]:
+        if size != expected.bytes:
             there = "is missing" if size is None else f"has {size} bytes"
-            raise ConfigError(f"{path} is no whole checkpoint: {name} {there}, {expected['bytes']} bytes were written")
+            raise ConfigError(f"{path} is no whole checkpoint: {name} {there}, {expected.bytes} bytes were written")
     return Checkpoint(fs, path, manifest)
+
+
+def _link_on_the_way(fs: Any, path: str, name: str) -> str | None:
+    """The first part of a name below a local folder that is a link."""
+    place = path
+    for part in name.split("/") if isinstance(fs, LocalFileSystem) else ():
+        place = f"{place}/{part}"
+        if os.path.islink(place):
+            return place
+    return None
 
 
 def _files(

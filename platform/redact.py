@@ -1,44 +1,70 @@
-"""Keeps secrets out of what a run writes and says."""
+"""Keeps secrets out of what a run writes and says.
+
+Values are redacted before they are put into JSON, YAML or HTML, where quotes and line breaks are written otherwise and long
+texts are folded; text that others have written is searched for those forms too. Time is linear in the text.
+"""
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 SECRET_NAMES = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|_(KEY|PASS)$)", re.IGNORECASE
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|WEBHOOK|(?:^|_)(?:KEY|PASS|PAT|DSN)$",
+    re.IGNORECASE,
 )
 SHORTEST = 8  # characters: shorter values are too likely to be something else
+SHORTEST_LINE = 16  # of a secret of several lines, as a private key
 HIDDEN = "***"
+_ADDRESS = re.compile(r"(://)[^/@\s]+@")
+_PARAMETER = re.compile(r"([?&][\w-]+=)[^&\s]+")
+_SECRET_PARAMETER = re.compile(r"token|secret|password|key|signature", re.IGNORECASE)
 
 
 def redacted(text: str) -> str:
     """Text without the credentials in addresses (scheme://user:password@host, ?token=...) and without the values of
     environment variables whose names speak of secrets.
     """
-    text = re.sub(r"(\w+://)[^/@\s]+@", rf"\1{HIDDEN}@", text)
-    text = re.sub(
-        r"([?&][\w-]*(?:token|secret|password|key|signature)[\w-]*=)[^&\s]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE
-    )
-    for value in _secrets():
-        text = text.replace(value, HIDDEN)
-    return text
+    text = _ADDRESS.sub(rf"\1{HIDDEN}@", text)
+    text = _PARAMETER.sub(lambda found: found[1] + HIDDEN if _SECRET_PARAMETER.search(found[1]) else found[0], text)
+    secrets = _secrets_pattern(_secrets())
+    return secrets.sub(HIDDEN, text) if secrets else text
 
 
 def redacted_values(value: Any) -> Any:
-    """The same for every text within lists and mappings."""
+    """The same for every text within lists and mappings, names included."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
-        return {name: redacted_values(one) for name, one in value.items()}
+        return {redacted_values(name): redacted_values(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [redacted_values(one) for one in value]
     return value
 
 
-def _secrets() -> list[str]:
-    """Longest first, so that none hides a part of another."""
-    found = {value for name, value in os.environ.items() if SECRET_NAMES.search(name) and len(value) >= SHORTEST}
-    return sorted((value for value in found if not os.path.exists(value)), key=len, reverse=True)
+def _secrets() -> tuple[str, ...]:
+    """Values of this process's environment that are secret; the path of a file is none."""
+    values = (value for name, value in sorted(os.environ.items()) if SECRET_NAMES.search(name))
+    return tuple(value for value in values if len(value) >= SHORTEST and not os.path.exists(value[:4096]))
+
+
+@lru_cache(maxsize=4)
+def _secrets_pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
+    forms = {form for value in values for form in _forms(value) if len(form) >= SHORTEST}
+    # Longest first, so that none hides a part of another.
+    return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A secret as it is, as others write it, and its longer lines."""
+    yield from (value, value.strip(), repr(value)[1:-1], value.replace("'", "''"))
+    yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+    yield from (quote(value, errors="replace"), quote(value, safe="", errors="replace"), quote_plus(value, errors="replace"))
+    yield from (html.escape(value), html.escape(value, quote=False))
+    yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_LINE)
