@@ -65,6 +65,10 @@ def _forms(value: str) -> Iterator[str]:
     """A secret as it is, as others write it, and its longer lines."""
     yield from (value, value.strip(), repr(value)[1:-1], value.replace("'", "''"))
     yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
-    yield from (quote(value, errors="replace"), quote(value, safe="", errors="replace"), quote_plus(value, errors="replace"))
+    yield from (
+        quote(value, errors="replace"),
+        quote(value, safe="", errors="replace"),
+        quote_plus(value, errors="replace"),
+    )
     yield from (html.escape(value), html.escape(value, quote=False))
     yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_LINE)

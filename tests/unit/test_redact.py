@@ -41,7 +41,9 @@ def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redacted_values({"keykeykeykey1": 1}) == {"***": 1}
 
 
-@pytest.mark.parametrize("name", ["GITHUB_PAT", "SLACK_WEBHOOK", "SLACK_WEBHOOK_URL", "SENTRY_DSN", "KEY", "ssh_passphrase"])
+@pytest.mark.parametrize(
+    "name", ["GITHUB_PAT", "SLACK_WEBHOOK", "SLACK_WEBHOOK_URL", "SENTRY_DSN", "KEY", "ssh_passphrase"]
+)
 def test_names_that_speak_of_secrets(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "planted-value-1")
     assert redacted("it is planted-value-1.") == "it is ***."
@@ -54,7 +56,7 @@ def test_names_that_do_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 SECRETS = {
-    "quotes": "it's \"quoted\" & <b>",
+    "quotes": 'it\'s "quoted" & <b>',
     "lines": "-----BEGIN KEY-----\nMIIEpAIBAAKCAQEA0Z3VS5JJcds3xfn\nAbCdEfGhIjKlMnOpQrStUvWxYz012345\n-----END KEY-----\n",
     "long": "x1y2z3" * 400,
     "words": "several words with spaces in them, and more of them, so that a line of YAML at its usual width is folded",

@@ -1,0 +1,101 @@
+"""Checkpoints from elsewhere: nothing in them is trusted, whatever reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_checkpoints import save
+
+from tandem.launch import export
+from tandem.launch.checkpoints import CheckpointError, Checkpoints, open_newest
+from tandem.launch.manifest import parse
+from tandem.platform.config import ConfigError
+
+NAMES = (
+    *("model/../../x", "model//x", "../x", "/x", "//x", "model/./x", ".", "..", "", "/", "model/", "model/..", "a\\..\\x"),
+    *("..\\x", "C:x", "C:/x", "model/x\0y", "model/ x", "model/x ", "model/\nx", "model/\u202ex", "file:///x", "x" * 5000),
+)
+
+
+def tampered(folder: Path, name: str) -> str:
+    """A checkpoint whose manifest names one file more, with the right size and hash of what is there."""
+    place = Path(save(Checkpoints(str(folder), keep=2), 1))
+    manifest = json.loads((place / "manifest.json").read_text())
+    content = b"planted"
+    manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for target in (place / "x", folder / "x", folder.parent / "x"):
+        target.write_bytes(content)
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return str(place)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    """Whatever command reads it: resuming, exporting, looking for the newest."""
+    place = tampered(tmp_path / "own", name)
+    before = sorted(tmp_path.rglob("*"))
+    for read in (
+        lambda: Checkpoints(place.rpartition("/")[0], keep=2).find(place, print),
+        lambda: Checkpoints(place.rpartition("/")[0], keep=2).find("auto", print),
+        lambda: open_newest(place),
+        lambda: export.export(place, tmp_path / "out"),
+    ):
+        with pytest.raises(ConfigError, match="which is no path below its folder"):
+            read()  # type: ignore[no-untyped-call]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("what", ["model/config.json", "model", "actor", "driver.json"])
+def test_links_are_not_followed(tmp_path: Path, what: str) -> None:
+    place = Path(save(Checkpoints(str(tmp_path / "own"), keep=2), 1))
+    (place / what).rename(tmp_path / "elsewhere")
+    (place / what).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"is a link, which is not followed"):
+        open_newest(str(place))
+
+
+GOOD: dict[str, Any] = {"format": 1, "step": 3, "score": None, "settings": {}, "files": {"a": {"bytes": 1, "sha256": "0"}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"step": "3"}, "step is str, expected a whole number"),
+        ({"step": True}, "step is bool"),
+        ({"step": -1}, "step is -1"),
+        ({"step": 1.5}, "step is float"),
+        ({"score": "best"}, "score 'best'"),
+        ({"settings": []}, "settings is list, expected an object"),
+        ({"files": None}, "files is NoneType"),
+        ({"files": {"a": 3}}, "a is int, expected an object"),
+        ({"files": {"a": {"bytes": "1", "sha256": "0"}}}, r"a\.bytes is str"),
+        ({"files": {"a": {"bytes": 1}}}, r"a\.sha256 is NoneType"),
+        ({"format": 2}, "has format 2, this version reads 1"),
+        ({"format": None}, "has format None"),
+    ],
+)
+def test_a_manifest_of_another_shape_is_told_with_its_field(changes: dict[str, Any], said: str) -> None:
+    assert parse(json.dumps(GOOD).encode(), "m").step == 3
+    with pytest.raises(ConfigError, match=f"^m.*{said}"):
+        parse(json.dumps({**GOOD, **changes}).encode(), "m")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": 1'])
+def test_what_is_no_manifest_is_told(content: bytes) -> None:
+    with pytest.raises(ConfigError, match="^m"):
+        parse(content, "m")
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"{", b"\xff"])
+def test_other_files_of_another_shape_are_told(tmp_path: Path, content: bytes) -> None:
+    place = Path(save(Checkpoints(str(tmp_path / "own"), keep=2), 1))
+    manifest = json.loads((place / "manifest.json").read_text())
+    (place / "driver.json").write_bytes(content)
+    manifest["files"]["driver.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"driver\.json (is no JSON|holds)"):
+        open_newest(str(place)).driver()
