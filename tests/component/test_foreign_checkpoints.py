@@ -86,7 +86,7 @@ def test_a_manifest_of_another_shape_is_told_with_its_field(changes: dict[str, A
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": 1'])
 def test_what_is_no_manifest_is_told(content: bytes) -> None:
-    with pytest.raises(ConfigError, match="^m"):
+    with pytest.raises(ConfigError, match=r"^m"):
         parse(content, "m")
 
 
