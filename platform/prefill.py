@@ -64,7 +64,7 @@ def _names(text: str, gold: str) -> bool:
         case = re.IGNORECASE if len(gold) > 1 else re.NOFLAG  # "the answer is a number" does not give A
         if re.match(rf"{re.escape(gold)}(?!\w|[.,/]\d)", rest, case):
             return True
-        if _same_number(gold, _CLOSING.sub("", rest.split(maxsplit=1)[0])) or _is_same(gold, rest.splitlines()[0]):
+        if _same_number(gold, _CLOSING.sub("", rest.split(maxsplit=1)[0])) or _is_same(gold, rest.partition("\n")[0]):
             return True
     return False
 
