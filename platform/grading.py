@@ -48,7 +48,7 @@ TIME_LIMIT_S = 5.0  # of processor time, for one answer; reward.timeout_s bounds
 LONGEST = 2000  # characters that are compared by form
 MOST_ITEMS = 50  # of a list or matrix
 
-_TRIGONOMETRIC = re.compile("sin|cos|tan|cot|sec|csc")
+_IN_RADIANS = re.compile(r"sin|cos|tan|cot|sec|csc|\\pi")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BARE_BOX = re.compile(r"(?:(?!\\[)\]])[^\s$])+")
 _FRAC = re.compile(r"\\frac ?(?:\{([^{}]*)\}|([0-9])) ?(?:\{([^{}]*)\}|([0-9]))")
@@ -360,7 +360,7 @@ def _readings(text: str) -> list[tuple[Reading, str]]:
     if unit == "degree" or text.endswith("\\degree"):
         before = before.removesuffix("\\degree")
         text, whole = before + "\\degree", "radian"
-        unit = "" if _TRIGONOMETRIC.search(before) else "degree"  # \sin 30 is not \sin 30\degree
+        unit = "" if _IN_RADIANS.search(before) else "degree"  # \sin 30 is not \sin 30\degree, nor \pi one of \pi\degree
     is_variable = len(text) - len(before) <= 2 and not before.endswith((")", "}"))  # x m is a product
     found = []
     for part, name in ((text, whole), *([(before, unit)] if unit and not is_variable else [])):
