@@ -78,8 +78,7 @@ def equal_quantities(gold: Quantity, answer: Quantity) -> bool:
     if not gold.is_fraction or answer.is_fraction or answer.digits < CALCULATOR_DIGITS or right * given < 0:
         return False
     last_place = answer.last_place / 100 if gold.percent and answer.percent else answer.last_place
-    below, half = abs(right) - abs(given), last_place / 2
-    return -half <= below < last_place  # rounded, or cut off
+    return abs(right - given) < last_place
 
 
 def _quantity(match: re.Match[str], unit: str) -> Quantity | None:
