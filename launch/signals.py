@@ -36,6 +36,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.spans = Spans()  # of the driver, once there is one
+        self._has_come = False
         self._waiting: int | None = None
         self._is_ignoring = False
 
@@ -70,7 +71,8 @@ class Signals:
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self._is_ignoring:
             return
-        if self._waiting is None and self.spans.last in UNINTERRUPTED:
+        is_first, self._has_come = not self._has_come, True
+        if is_first and self.spans.last in UNINTERRUPTED:
             self._waiting = number
             return
         raise Terminated(number)

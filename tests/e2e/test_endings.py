@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_resume import records, saved, state, train
 
+from tandem.launch.checkpoints import Checkpoints
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.protocols import TrainingError
 from tandem.platform.records import Recorder
@@ -24,6 +25,7 @@ from tandem.workers.rollout import RolloutWorker
 pytestmark = pytest.mark.slow
 
 PPO = ("algo=ppo", "actor.lr=1e-2", "algo.entropy_coef=0.1", "checkpoint.every=0", "eval.every=1", "run.steps=4")
+PLAIN = ("tracking.console=plain",)
 DENSE = "reward.functions={matching_characters: 1.0}"
 
 
@@ -101,6 +103,16 @@ def test_a_second_signal_does_not_wait(tiny_path: str, tmp_path: Path, monkeypat
     assert summary(tmp_path)["status"] == "interrupted"
 
 
+def test_a_second_signal_does_not_wait_for_the_checkpoint_of_the_first(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_call(monkeypatch, RolloutWorker, "generate", 2, terminate)
+    on_call(monkeypatch, Checkpoints, "save", 1, terminate)
+    assert train(tiny_path, tmp_path, *PPO, "eval.before_training=false", "eval.every=0") == 143
+    assert saved(tmp_path) == []
+    assert summary(tmp_path)["steps"] == 1
+
+
 def test_saving_at_the_end_can_be_turned_off(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_call(monkeypatch, ActorWorker, "update", 2, terminate)
     assert train(tiny_path, tmp_path, *PPO, "checkpoint.on_signal=false") == 143
@@ -173,9 +185,6 @@ def test_a_suspect_checkpoint_can_be_asked_for_by_name(
     (place / "suspect.json").write_text('{"why": "planted"}')
     assert train(tiny_path, tmp_path, *run, "run.steps=3", f"checkpoint.resume={place}", "run.name=b", *PLAIN) == 0
     assert f"warning: {place} is suspect: planted" in capfd.readouterr().out
-
-
-PLAIN = ("tracking.console=plain",)
 
 
 @pytest.mark.parametrize("surplus", ["drop", "keep"])
