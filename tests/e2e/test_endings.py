@@ -157,6 +157,26 @@ def test_ruined_weights_are_not_saved(tiny_path: str, tmp_path: Path, capfd: pyt
     assert "actor.lr (now 1e+30)" in error
 
 
+def test_ruined_weights_are_not_saved_by_a_signal_either(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on_call(monkeypatch, RolloutWorker, "generate", 2, terminate)
+    own = ("checkpoint.every=0", "eval.before_training=false", "eval.every=0", *PLAIN)
+    assert train(tiny_path, tmp_path, "algo=grpo", DENSE, "actor.lr=1e30", *own) == 143
+    assert saved(tmp_path) == []
+    assert "no checkpoint could be written: after the update of step 1" in capfd.readouterr().out
+
+
+def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As the error says: weights whose log-probs were finite are not at fault for an update that ruined them."""
+    run = ["algo=grpo", DENSE, "checkpoint.every=1", "checkpoint.keep=1"]
+    assert train(tiny_path, tmp_path, *run, "run.steps=2") == 0
+    assert train(tiny_path, tmp_path, *run, "run.steps=3", "actor.lr=1e30") == 1
+    assert "suspect" not in summary(tmp_path)["error"]
+    assert train(tiny_path, tmp_path, *run, "run.steps=3", *PLAIN) == 0
+    assert "going on after step 2" in capfd.readouterr().out
+
+
 def test_what_the_next_step_fails_on_is_passed_over(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
