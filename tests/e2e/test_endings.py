@@ -14,6 +14,7 @@ import torch
 from test_resume import records, saved, state, train
 
 from tandem.launch.checkpoints import Checkpoints
+from tandem.platform.config import ConfigError
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.protocols import TrainingError
 from tandem.platform.records import Recorder
@@ -175,6 +176,23 @@ def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path,
     assert "suspect" not in summary(tmp_path)["error"]
     assert train(tiny_path, tmp_path, *run, "run.steps=3", *PLAIN) == 0
     assert "going on after step 2" in capfd.readouterr().out
+
+
+def test_where_all_are_suspect_the_advice_can_be_followed(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise TrainingError("actor: the gradient norm is nan")
+
+    run = ["algo=grpo", DENSE, "checkpoint.every=1", "checkpoint.keep=1", "run.steps=3"]
+    with monkeypatch.context() as patch:
+        on_call(patch, ActorWorker, "update", 3, fail)
+        assert train(tiny_path, tmp_path, *run) == 1
+    with pytest.raises(ConfigError, match=r"Set checkpoint\.resume to the path of one to go on from it all the same"):
+        train(tiny_path, tmp_path, *run)
+    place = tmp_path / "r" / "checkpoints" / "step-000002"
+    assert train(tiny_path, tmp_path, *run, f"checkpoint.resume={place}") == 0
+    assert saved(tmp_path) == [3]
 
 
 def test_what_the_next_step_fails_on_is_passed_over(
