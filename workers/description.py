@@ -103,7 +103,8 @@ def _in_config_file(path: str) -> Any:
     except LOAD_ERRORS as error:
         raise cannot_load(f"the config of {path}", path, error) from error
     text = written.get("text_config")
-    return written.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
+    own = written.get("eos_token_id")
+    return text.get("eos_token_id") if own is None and isinstance(text, dict) else own
 
 
 def _ids(value: Any) -> set[int]:

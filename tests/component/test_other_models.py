@@ -187,6 +187,7 @@ def test_what_an_export_will_need_is_tried_before_training(tmp_path: Path) -> No
         ({"do_sample": True}, {"eos_token_id": 6}, {1, 6}),
         ({"do_sample": True}, {"eos_token_id": [6, 7]}, {1, 6, 7}),
         ({"eos_token_id": None}, {"text_config": {"eos_token_id": 6}}, {1, 6}),
+        (None, {"eos_token_id": None, "text_config": {"eos_token_id": 0}}, {0, 1}),
         (None, {"eos_token_id": 6}, {1, 6}),
         (None, {}, {1}),
         ({"do_sample": True}, {}, {1}),
