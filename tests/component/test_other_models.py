@@ -136,7 +136,7 @@ def test_files_are_copied_as_they_are_and_weights_are_not(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path) -> None:
+def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder, tokenizer = tmp_path / "base", character_tokenizer(DIGITS)
     folder.mkdir()
     for name, content in CODE.items():
@@ -156,7 +156,10 @@ def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", make, str(folder)], check=True, timeout=120)
     train(tmp_path, "model.trust_remote_code=true")
-    assert export.main([f"checkpoint={tmp_path}/r/checkpoints", f"to={tmp_path}/out", "trust_remote_code=true"]) == 0
+    asked = [f"checkpoint={tmp_path}/r/checkpoints", f"to={tmp_path}/out"]
+    assert export.main(asked) == 2
+    assert "If the model has code of its own, set trust_remote_code=true" in capfd.readouterr().err
+    assert export.main([*asked, "trust_remote_code=true"]) == 0
     assert all((tmp_path / "out" / name).read_text() == content for name, content in CODE.items())
     again = json.loads((tmp_path / "out" / "config.json").read_text())
     assert again == {**config, "dtype": "float32", "architectures": ["OwnForCausalLM"]}
