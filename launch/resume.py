@@ -150,7 +150,7 @@ class Saver:
         if roles.critic is not None:
             tried["the critic's values"] = roles.critic.values(rollout).values
         for what, numbers in tried.items():
-            if not bool(numbers.isfinite().all()):
+            if not bool(numbers[batch.mask].isfinite().all()):  # a model may exclude tokens that prompts have
                 raise TrainingError(
                     f"after the update of step {step} {what} are not finite, so no checkpoint of it is written. Lower "
                     f"actor.lr (now {self.config.actor.lr:g}) or critic.lr (now {self.config.critic.lr:g}), and start the "

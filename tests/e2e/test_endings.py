@@ -14,6 +14,7 @@ import torch
 from test_resume import records, saved, state, train
 
 from tandem.launch.checkpoints import Checkpoints
+from tandem.platform.batch import RolloutBatch
 from tandem.platform.config import ConfigError
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.protocols import TrainingError
@@ -193,6 +194,20 @@ def test_where_all_are_suspect_the_advice_can_be_followed(
     place = tmp_path / "r" / "checkpoints" / "step-000002"
     assert train(tiny_path, tmp_path, *run, f"checkpoint.resume={place}") == 0
     assert saved(tmp_path) == [3]
+
+
+def test_a_prompt_token_that_could_not_be_sampled_ruins_nothing(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of an image, whose logit some models set to the least number there is."""
+    original = ActorWorker.logprobs
+
+    def logprobs(self: ActorWorker, batch: RolloutBatch) -> torch.Tensor:
+        return original(self, batch).index_fill(1, torch.tensor([1]), -torch.inf)
+
+    monkeypatch.setattr(ActorWorker, "logprobs", logprobs)
+    assert train(tiny_path, tmp_path, "algo=grpo", DENSE, "run.steps=1") == 0
+    assert saved(tmp_path) == [1]
 
 
 def test_what_the_next_step_fails_on_is_passed_over(
