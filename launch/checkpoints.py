@@ -175,7 +175,7 @@ class Checkpoints:
             if asked.suspicion:
                 note(f"warning: {asked.path} is suspect: {asked.suspicion}")
             return asked
-        broken = []
+        broken, is_suspect = [], False
         for path in reversed(self._folders()):
             try:
                 found = _open(self.fs, path)
@@ -183,13 +183,16 @@ class Checkpoints:
                 broken.append(str(error))
                 continue
             if found.suspicion:
+                is_suspect = True
                 broken.append(f"{path} is passed over: {found.suspicion}")
                 continue
             for text in broken:
                 note(f"warning: {text}; going on from {found.path} instead")
             return found
         if broken:
-            raise ConfigError("; ".join(broken) + ". Set checkpoint.resume=never with another run.name to begin anew")
+            anyway = "Set checkpoint.resume to the path of one to go on from it all the same. " if is_suspect else ""
+            anew = "Set checkpoint.resume=never with another run.name to begin anew"
+            raise ConfigError(f"{'; '.join(broken)}. {anyway}{anew}")
         return None
 
     def distrust(self, step: int, why: str) -> str | None:
@@ -220,11 +223,17 @@ class Checkpoints:
         return bool(self._folders())
 
     def is_newest(self, found: Checkpoint | None) -> bool:
-        """Whether this is the newest whole checkpoint of the run, and of this run."""
-        if found is None or found.path not in self._folders():
+        """Whether this is a checkpoint of this run, and all later ones are damaged or suspect."""
+        folders = self._folders()
+        if found is None or found.path not in folders:
             return False
-        newest = self.find("auto", lambda text: None)
-        return newest is not None and newest.path == found.path
+        return not any(map(self._can_go_on_from, folders[folders.index(found.path) + 1 :]))
+
+    def _can_go_on_from(self, path: str) -> bool:
+        try:
+            return _open(self.fs, path).suspicion is None
+        except ConfigError:
+            return False
 
     def _whole(self) -> list[tuple[str, float | None]]:
         """Path and score of every checkpoint with a manifest that can be read and nothing against it, oldest step first."""

@@ -93,6 +93,8 @@ def check_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         if _is_choice(one, groups):
             _check_choice(line, key, one.value, groups[key])
             given[key] = one.value
+        elif "@" in line.partition("=")[0]:
+            raise ConfigError(f"{line}: only files of Hydra have a place after @; write {key}=VALUE")
         else:
             given |= _checked_leaves(key, one.value, keys, groups)
     return given

@@ -74,7 +74,8 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
 
     from tandem.launch.checkpoints import CheckpointError, open_newest
     from tandem.platform.config import ConfigError
-    from tandem.workers.models import DTYPES, saved_tensors
+    from tandem.platform.rewards import shorten
+    from tandem.workers.models import DTYPES, LOAD_ERRORS, saved_tensors
     from tandem.workers.training_state import FIXED, WEIGHTS
 
     checkpoint = open_newest(path)
@@ -86,7 +87,13 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.copy_model(Path(folder))
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        except LOAD_ERRORS as error:
+            advice = "" if trust_remote_code else ". If the model has code of its own, set trust_remote_code=true"
+            raise ConfigError(
+                f"the model in {checkpoint.path} cannot be made: {shorten(str(error), 300)}{advice}"
+            ) from error
         model = AutoModelForCausalLM.from_config(config, **options)
         own = saved_tensors(model)
         for part in checkpoint.parts("actor"):

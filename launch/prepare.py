@@ -167,13 +167,29 @@ def _check_positions(config: Config, key: str, path: str) -> None:
         model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
     except LOAD_ERRORS as error:
         raise cannot_load(f"{key}={path}", path, error) from error
-    limit = getattr(model.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and config.max_sequence_tokens > limit:
-        raise ConfigError(
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} + rollout.max_response_tokens="
-            f"{config.rollout.max_response_tokens} = {config.max_sequence_tokens} tokens, but the model at {key}={path} "
-            f"has {limit} positions. Lower one of the two, to {limit} tokens together"
-        )
+    text = model.get_text_config()
+    limits = {
+        "has {} positions": getattr(text, "max_position_embeddings", None),
+        "counts positions otherwise in batches with a row over {} tokens (longrope), and would score a row by the others "
+        "beside it": _longrope_switch(text),
+    }
+    length = config.max_sequence_tokens
+    for why, limit in limits.items():
+        if limit is not None and length > limit:
+            raise ConfigError(
+                f"data.max_prompt_tokens={config.data.max_prompt_tokens} + rollout.max_response_tokens="
+                f"{config.rollout.max_response_tokens} = {length} tokens, but the model at {key}={path} "
+                f"{why.format(limit)}. Lower one of the two, to {limit} tokens together"
+            )
+
+
+def _longrope_switch(model: Any) -> int | None:
+    """The length of the longest row in a batch above which longrope turns all of its rows by other factors."""
+    rope = getattr(model, "rope_parameters", None) or {}
+    for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):  # one for all layers, or by their type
+        if one.get("rope_type") == "longrope" and one.get("short_factor") != one.get("long_factor"):
+            return one.get("original_max_position_embeddings")
+    return None
 
 
 def _rows(config: Config, path: str | None, held_out: bool) -> tuple[list[Row], str]:

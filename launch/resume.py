@@ -91,6 +91,7 @@ class Saver:
     def __init__(self, config: Config, checkpoints: Checkpoints, driver: Driver, path: str, score: str | None) -> None:
         self.config, self.checkpoints, self.driver, self.path, self.score = config, checkpoints, driver, path, score
         self.saved = driver.number  # step of the newest checkpoint that this run has written or goes on from
+        self._batch: TrainBatch | None = None  # of the last step
 
     def after(self, step: int, metrics: Metrics, batch: TrainBatch) -> None:
         """Saves if the step is due, or the last; `batch` is that of the step.
@@ -98,13 +99,16 @@ class Saver:
         Raises:
             CheckpointError: it could not be written. TrainingError: the weights are not to be trusted.
         """
-        every = self.config.checkpoint.every
+        self._batch, every = batch, self.config.checkpoint.every
         if self.driver.is_done or (every and step % every == 0):
-            self._save(metrics.get(self.score) if self.score else None, batch)
+            self._save(metrics.get(self.score) if self.score else None)
 
     def rescue(self, recorded: int) -> str | None:
         """Saves the last step that is done, if the weights are still its own, it is the last one on record, and it is not
         saved; returns the path.
+
+        Raises:
+            CheckpointError, TrainingError: as `after`.
         """
         state = self.driver.settled
         if state is None or state["step"] in (0, self.saved) or state["step"] != recorded:
@@ -113,16 +117,22 @@ class Saver:
         return self._save(None)
 
     def distrust(self, why: str) -> str | None:
-        """Marks the checkpoint that the failed step began with, if there is one; returns its path."""
+        """Marks the checkpoint that the failed step began with, if there is one; returns its path.
+
+        A step that is done has shown its beginning to be sound: what failed is what it made.
+        """
+        settled = self.driver.settled
+        if settled is not None and settled["step"] == self.driver.number:
+            return None
         return self.checkpoints.distrust(self.driver.number - 1, why)
 
-    def _save(self, score: float | None, batch: TrainBatch | None = None) -> str:
+    def _save(self, score: float | None) -> str:
         state = self.driver.settled
         assert state is not None, "weights are saved when they do not move"
         with self.driver.spans.span("checkpoint"):
-            if batch is not None:
+            if self._batch is not None:
                 self.driver.residency.training()
-                self._check(batch, state["step"])
+                self._check(self._batch, state["step"])
             path = self.checkpoints.save(
                 state["step"], state, self.driver.roles.trained(), self._save_model, flat(self.config), score
             )
@@ -140,7 +150,7 @@ class Saver:
         if roles.critic is not None:
             tried["the critic's values"] = roles.critic.values(rollout).values
         for what, numbers in tried.items():
-            if not bool(numbers.isfinite().all()):
+            if not bool(numbers[batch.mask].isfinite().all()):  # a model may exclude tokens that prompts have
                 raise TrainingError(
                     f"after the update of step {step} {what} are not finite, so no checkpoint of it is written. Lower "
                     f"actor.lr (now {self.config.actor.lr:g}) or critic.lr (now {self.config.critic.lr:g}), and start the "

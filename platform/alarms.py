@@ -13,20 +13,25 @@ from tandem.platform.validate_algo import against_another_sampler
 
 @dataclass
 class Alarm:
-    """Speaks once, when `is_wrong` has held for `after` steps in a row; a step without one of its metrics says nothing."""
+    """Speaks once, when `is_wrong` has held for `after` steps in a row; a step without one of its metrics says nothing.
+
+    Tensors count as unmoved that none of these steps has moved.
+    """
 
     after: int
     reads: Collection[str]  # metrics
     is_wrong: Callable[[Metrics, Collection[str]], bool]
     text: Callable[[Metrics, Collection[str]], str]
     _streak: int = 0
+    _unmoved: frozenset[str] = frozenset()
 
     def __call__(self, metrics: Metrics, unmoved: Collection[str]) -> str | None:
         """What to tell the user after this step, if anything."""
         if any(name not in metrics for name in self.reads):
             return None
-        self._streak = self._streak + 1 if self.is_wrong(metrics, unmoved) else 0
-        return self.text(metrics, unmoved) if self._streak == self.after else None
+        self._unmoved = self._unmoved.intersection(unmoved) if self._streak else frozenset(unmoved)
+        self._streak = self._streak + 1 if self.is_wrong(metrics, self._unmoved) else 0
+        return self.text(metrics, self._unmoved) if self._streak == self.after else None
 
 
 VARIANCE = "critic/explained_variance"

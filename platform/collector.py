@@ -124,7 +124,8 @@ class Collector:
                 (full if group.varies(algo.dynamic_metric) else silent).append(group)
         full, surplus = full[:wanted], full[wanted:]
         missing = wanted - len(full)
-        if missing and algo.dynamic_at_cap == "error" and rounds == algo.dynamic_max_rounds:
+        is_at_cap = rounds == algo.dynamic_max_rounds and not self.is_exhausted  # no further round could be made
+        if missing and algo.dynamic_at_cap == "error" and is_at_cap:
             raise NoSignal(self._too_few(step, len(full), rounds))
         filling, dropped = silent[:missing], silent[missing:]
         if algo.dynamic_surplus == "keep":

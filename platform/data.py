@@ -33,17 +33,20 @@ def read_rows(path: str | Path, prompt_key: str = "prompt", answer_key: str = "a
     """The rows of a .jsonl or .parquet file, in order; fields that are neither prompt nor answer become metadata.
 
     The same rows give the same prompts, answers and metadata from both kinds of file: a field that is null is as one that
-    is not there, at the top and in every object within (a chat message, a tool call). An answer may be null.
+    is not there, at the top and in every object within (a chat message, a tool call). An answer may be null or not there,
+    but not in every row: then the field has another name.
     Lines and rows are counted from 1; blank lines are skipped.
 
     Raises:
         DataError: the file cannot be used, or a row of it; the text names file, line or row, and field.
     """
     path = Path(path)
-    rows = [_row(record, where, prompt_key, answer_key) for where, record in read_records(path)]
-    if not rows:
+    records = list(read_records(path))
+    if not records:
         raise DataError(f"{path}: no rows in this file")
-    return rows
+    if not any(answer_key in record for _, record in records):
+        raise _no_field(records[0][1], records[0][0], answer_key, "data.answer_key")
+    return [_row(record, where, prompt_key, answer_key) for where, record in records]
 
 
 def check_answers(rows: Sequence[Row], functions: Sequence[str]) -> None:
@@ -66,15 +69,18 @@ def check_answers(rows: Sequence[Row], functions: Sequence[str]) -> None:
 
 
 def _row(record: Mapping[str, Any], where: str, prompt_key: str, answer_key: str) -> Row:
-    for key, name in ((prompt_key, "data.prompt_key"), (answer_key, "data.answer_key")):
-        if key not in record:
-            there = ", ".join(repr(item) for item in record) or "none"
-            raise DataError(f"{where}: no field {key!r} ({name}); fields here: {there}")
+    if prompt_key not in record:
+        raise _no_field(record, where, prompt_key, "data.prompt_key")
     prompt = record[prompt_key]
     if problem := _prompt_problem(prompt):
         raise DataError(f"{where}: field {prompt_key!r} {problem}")
     others = {key: value for key, value in record.items() if key not in (prompt_key, answer_key) and value is not None}
-    return Row(prompt, record[answer_key], others, where, prompt_key, answer_key)
+    return Row(prompt, record.get(answer_key), others, where, prompt_key, answer_key)
+
+
+def _no_field(record: Mapping[str, Any], where: str, key: str, name: str) -> DataError:
+    there = ", ".join(repr(item) for item in record) or "none"
+    return DataError(f"{where}: no field {key!r} ({name}); fields here: {there}")
 
 
 def _prompt_problem(prompt: Any) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+LARGEST_WHOLE = 2**53  # up to here floats have every whole number
 MAX_DEPTH = 64  # lists and objects within each other; pickle and JSON writers give up a few hundred further down
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls a column for an index without a name
 
@@ -27,8 +28,10 @@ class DataError(ValueError):
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every record of a file with its place, "FILE, line 3" or "FILE, row 3", counted from 1; blank lines are skipped.
 
-    Values are text, numbers, true, false, lists and objects. A field of an object that is null is left out, at any depth,
-    since parquet has such a field wherever another row has a value for it; the fields of the record itself are kept.
+    Values are text, numbers, true, false, lists and objects. A whole number is an int, also where it is written as 7.0: in
+    parquet all numbers of a column are floats if one of them is, and with pandas if one is missing. A field of an object
+    that is null is left out, at any depth, since parquet has such a field wherever another row has a value for it; the
+    fields of the record itself are kept.
 
     Raises:
         DataError: the file, a line, or a value in it cannot be used.
@@ -241,7 +244,7 @@ def _plain(value: Any, at: str, depth: int) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise _Refused(f"{_place(at)} is {value}, which is no number; leave it out, or write null")
-        return value
+        return int(value) if value.is_integer() and abs(value) <= LARGEST_WHOLE else value
     if not isinstance(value, dict | list | tuple):
         return _converted(value, at)
     if depth > MAX_DEPTH:
@@ -269,7 +272,7 @@ def _converted(value: Any, at: str) -> Any:
         if value.as_tuple().exponent == 0:
             return int(value)
         if Decimal(repr(float(value))) == value:
-            return float(value)
+            return _plain(float(value), at, 1)
         raise _Refused(f"{_place(at)} is the decimal {value}, of more digits than a number keeps; store it as text")
     raise _Refused(
         f"{_place(at)} is of type {type(value).__name__}, which JSON has nothing for; leave it out, or store text"

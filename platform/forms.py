@@ -15,6 +15,7 @@ from tandem.platform.quantities import GROUPED
 _OPENING, _CLOSING = ("(", "[", "{", "\\{"), (")", "]", "}", "\\}")
 _PIECE = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:,[0-9]+)+|.", re.DOTALL)
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
+_CONDITIONAL = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
 _SIGN = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[<>=]")
 _NAME = re.compile(rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))}))(?:_(?:[A-Za-z0-9]|\{{[A-Za-z0-9]+\}}))?")
 _NAMES = re.compile(rf"\((?:{_NAME.pattern})(?:,(?:{_NAME.pattern}))+\)")
@@ -85,6 +86,15 @@ def listed(text: str) -> list[str]:
         else:
             found.append(item)
     return found
+
+
+def are_joined_otherwise(text: str, other: str) -> bool:
+    """Whether one joins by `or` what the other joins by `and`, where that counts: inequalities, letters and words."""
+    items, words = split(text, _WORD)
+    others, other_words = split(other, _WORD)
+    if not words or not other_words or set(words) == set(other_words):
+        return False
+    return any(_CONDITIONAL.search(item) or item.replace(" ", "").isalpha() for item in items + others)
 
 
 def members(text: str) -> list[str] | None:

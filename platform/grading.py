@@ -6,7 +6,8 @@ What counts as equal to the reference answer, the gold:
   decimal of at least 12 digits that a fraction rounds to (what a calculator prints for 1/12), but not 33.3 for 100/3;
 - an expression whose difference from the gold is exactly zero (`symbolic`): `\frac{x}{7}+\frac{2}{7}` for `\frac{x+2}{7}`,
   also a sum or factorial that is not worked out (`2+2` for 4). A unit may stand behind it. `\log` without a base is to 10;
-- tuples, intervals and matrices item by item; sets, and lists as `1, 2`, `1 or 2` and `\pm 1`, in any order;
+- tuples, intervals and matrices item by item; sets, and lists as `1, 2`, `1 or 2` and `\pm 1`, in any order, unless they
+  go on (`1,2,\ldots`); inequalities, letters and words joined by `and` are not the same ones joined by `or`;
 - the same part of the real line: `-2\le x\le 7` for `x\in[-2,7]`, `x<1` or `x>1` for `x\in\mathbb{R}\setminus\{1\}`;
 - an equation or inequality whose sides differ by the same, up to a constant factor (positive in an inequality).
 
@@ -26,7 +27,17 @@ from typing import Any
 
 from tandem.platform import units
 from tandem.platform.deadline import TimeIsUp, time_limit
-from tandem.platform.forms import Relation, bracketed, is_function, matrix, members, named, region, relation
+from tandem.platform.forms import (
+    Relation,
+    are_joined_otherwise,
+    bracketed,
+    is_function,
+    matrix,
+    members,
+    named,
+    region,
+    relation,
+)
 from tandem.platform.latex import Reading, Unreadable, read
 from tandem.platform.quantities import GROUPED, Quantity, equal_quantities, last_quantity, quantity
 from tandem.platform.search_path import users_set_aside
@@ -37,6 +48,7 @@ TIME_LIMIT_S = 5.0  # of processor time, for one answer; reward.timeout_s bounds
 LONGEST = 2000  # characters that are compared by form
 MOST_ITEMS = 50  # of a list or matrix
 
+_IN_RADIANS = re.compile(r"sin|cos|tan|cot|sec|csc|\\pi")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _BARE_BOX = re.compile(r"(?:(?!\\[)\]])[^\s$])+")
 _FRAC = re.compile(r"\\frac ?(?:\{([^{}]*)\}|([0-9])) ?(?:\{([^{}]*)\}|([0-9]))")
@@ -108,6 +120,7 @@ _REWRITES = [
         (r"\\backslash(?![A-Za-z])", r"\\setminus "),
         (r"([_^]) ?\{ ?([A-Za-z0-9]) ?\}(?![0-9])", r"\1\2"),
         (r"(?<=[0-9]), +(?=[0-9]{3})", ";"),  # with a space, the comma separates two items
+        (r"\\[cl]?dots(?![A-Za-z])|\.\.\.|\u2026", r"\\ldots "),
         (r"\s+", " "),
         (r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])", ""),  # "1 1/2" must not become "11/2"
     )
@@ -161,7 +174,7 @@ def plain(text: str) -> str:
     text = _AMOUNT.sub(lambda match: f"{match[2]} {_MONEY[match[1]]} ", text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    return text.strip().rstrip(".")
+    return text.strip().removesuffix(".")
 
 
 def _comparable(text: str) -> str:
@@ -224,6 +237,8 @@ def _same(gold: str, answer: str) -> bool:
         return equal_quantities(right, given)
     golds, answers = members(gold), members(answer)
     if golds is not None or answers is not None:
+        if are_joined_otherwise(gold, answer):
+            return _same_region(gold, answer)
         return _same_in_any_order(golds, answers) or _same_region(gold, answer)
     left, other = relation(gold), relation(answer)
     if left.signs or other.signs:
@@ -235,8 +250,9 @@ def _same_in_any_order(golds: list[str] | None, answers: list[str] | None) -> bo
     if golds is None or answers is None or len(golds) != len(answers) or len(golds) > MOST_ITEMS:
         return False
     names = {found[0] for found in map(named, map(relation, golds)) if found}
-    if len(names) > 1 and not any(map(named, map(relation, answers))):
-        return all(map(_same, golds, answers))  # 2,1 is not a=1, b=2
+    is_without_names = len(names) > 1 and not any(map(named, map(relation, answers)))  # 2,1 is not a=1, b=2
+    if is_without_names or "\\ldots" in golds:
+        return all(map(_same, golds, answers))
     left = list(answers)
     for gold in golds:
         match = next((answer for answer in left if _same(gold, answer)), None)
@@ -340,9 +356,14 @@ def _same_value(gold: str, answer: str) -> bool:
 def _readings(text: str) -> list[tuple[Reading, str]]:
     """The expression that a text is, and the one before its unit with the unit, as far as they can be read."""
     before, unit = units.split(text)
+    whole = ""
+    if unit == "degree" or text.endswith("\\degree"):
+        before = before.removesuffix("\\degree")
+        text, whole = before + "\\degree", "radian"
+        unit = "" if _IN_RADIANS.search(before) else "degree"  # \sin 30 is not \sin 30\degree, nor \pi one of \pi\degree
     is_variable = len(text) - len(before) <= 2 and not before.endswith((")", "}"))  # x m is a product
     found = []
-    for part, name in ((text, ""), *([(before, unit)] if unit and not is_variable else [])):
+    for part, name in ((text, whole), *([(before, unit)] if unit and not is_variable else [])):
         with suppress(Unreadable):
             found.append((read(part), name))
     return found

@@ -27,6 +27,7 @@ psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar
 _FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp"
 GREEK, FUNCTIONS = frozenset(_GREEK.split()), frozenset(_FUNCTIONS.split())
 _PRODUCTS = frozenset(["*", "\\cdot", "\\times", "/", "\\div"])
+_WORD = re.compile("[A-Z](?: ?[A-Z])+|no")  # HTH is not HHT
 _NAMES_IN_WORDS = FUNCTIONS | {"sqrt", "pi"}
 _TOKEN = re.compile(
     r"\s*(?:(?P<repeating>[0-9]*\.[0-9]*\\overline\{[0-9]+\})"
@@ -69,6 +70,8 @@ def read(text: str) -> Reading:
     """
     if len(text) > LONGEST_TEXT:
         raise Unreadable("too long")
+    if _WORD.fullmatch(text):
+        raise Unreadable("the order of its letters may count")
     reader = _Reader(_tokens(text))
     piece = reader.sum()
     if reader.rest:
@@ -101,6 +104,7 @@ class _Reader:
 
     def __init__(self, tokens: list[str]) -> None:
         self.rest = tokens[::-1]
+        self.last = ""
         self.depth = 0
         self.bars = 0
 
@@ -110,7 +114,8 @@ class _Reader:
     def take(self, wanted: str = "") -> str:
         if not self.rest or (wanted and self.rest[-1] != wanted):
             raise Unreadable(f"{wanted or 'more'} is missing")
-        return self.rest.pop()
+        self.last = self.rest.pop()
+        return self.last
 
     def sum(self) -> _Piece:
         """Terms with signs."""
@@ -135,10 +140,13 @@ class _Reader:
         left = self.power()
         while True:
             sign = self.take() if self.peek() in _PRODUCTS else ""
-            if not sign and not self._begins_factor():
+            is_number = self.last == "!" and self.peek()[:1].isdigit()  # 5!5!
+            if not sign and not is_number and not self._begins_factor():
                 return left
             right = self.signed() if sign else self.power()
             if sign in ("/", "\\div"):
+                if self._begins_factor() and not (left.constant and right.constant):
+                    raise Unreadable("a factor behind x/y may be of either")
                 left = _fraction(left, right)
             else:
                 text = f"{left.inside(1)}\\cdot {right.inside(2)}"
@@ -162,8 +170,10 @@ class _Reader:
                 piece = _power(piece, self.exponent())
                 if self.peek() == "^":
                     raise Unreadable("two exponents")
-            elif sign == "!":
+            elif sign == "!" and self.peek() != "!":
                 piece = _factorial(piece)
+            elif sign == "!":
+                raise Unreadable("a double factorial")
             else:
                 piece = _combined(f"\\frac{{{piece.inside(1)}\\cdot \\pi}}{{180}}", 2, [piece], piece.terms)
         return piece

@@ -13,7 +13,9 @@ from tandem.platform import grading
 _CLOSING = re.compile(r"(?:[\s.!?)\]}\"'*_$`…。！？”’]|\\[)\]]|</[\w-]+>|<\|[^|>]*\|>|</s>)+\Z")
 _JOINED = r"[\w.,/+\-−^]"  # what makes a longer word or number of the answer when it stands right before it
 _NUMBER = re.compile(rf"(?<!{_JOINED})[-+−]?\$?[\d.][\d.,/]*%?\Z")
+_LABEL = re.compile(r"\b(?:step|case|problem|question|part|example|exercise|section|line)\s*#?\Z", re.IGNORECASE)
 TAIL = 1000  # characters that closing signs and the words around an answer may take
+MARGIN = 40  # characters that another spelling or a unit may take
 _ANSWER_IS = re.compile(r"\banswer\b[^\w\n\\]*?(?:(?:is|=)\b[^\w\n\\]*?)?(?=[\w\\.\-−+])", re.IGNORECASE)
 
 
@@ -37,12 +39,14 @@ def _golds(answer: Any) -> Iterator[str]:
 
 
 def _ends_with(text: str, gold: str) -> bool:
-    if text.strip().casefold() == gold.casefold():
+    if text.strip().casefold() == gold.casefold() or _is_same(gold, text.strip()):
         return True
     body, end = _CLOSING.sub("", text[-len(gold) - TAIL :]), _CLOSING.sub("", gold)
     if not end:
         return False
     last = _NUMBER.search(body)
+    if last and _LABEL.search(body[: last.start()]):
+        return False
     return bool(last and _same_number(gold, last.group())) or bool(
         re.search(rf"(?<!{_JOINED}){re.escape(end)}\Z", body, re.IGNORECASE)
     )
@@ -57,11 +61,20 @@ def _names(text: str, gold: str) -> bool:
     """Whether the text says "the answer is" and then this answer."""
     for cue in _ANSWER_IS.finditer(text):
         rest = text[cue.end() : cue.end() + len(gold) + TAIL]
-        if re.match(rf"{re.escape(gold)}(?!\w|[.,/]\d)", rest, re.IGNORECASE):
+        case = re.IGNORECASE if len(gold) > 1 else re.NOFLAG  # "the answer is a number" does not give A
+        if re.match(rf"{re.escape(gold)}(?!\w|[.,/]\d)", rest, case):
             return True
-        if _same_number(gold, _CLOSING.sub("", rest.split(maxsplit=1)[0])):
+        if _same_number(gold, _CLOSING.sub("", rest.split(maxsplit=1)[0])) or _is_same(gold, rest.partition("\n")[0]):
             return True
     return False
+
+
+def _is_same(gold: str, given: str) -> bool:
+    """Whether the texts are the same number, or but for spaces and spelling the same text."""
+    given = given.rstrip(" .$*")
+    return len(given) <= 2 * len(gold) + MARGIN and (
+        _same_number(gold, given) or grading.normal(gold) == grading.normal(given)
+    )
 
 
 def _same_number(gold: str, given: str) -> bool:

@@ -44,7 +44,7 @@ class Quantity:
     unit: str = ""
     is_fraction: bool = False
     digits: int = 0  # significant digits of a decimal
-    places: int = 0  # digits after its point
+    last_place: Fraction = Fraction(1)  # what one more in its last digit would add
 
 
 def last_quantity(text: str) -> Quantity | None:
@@ -75,8 +75,10 @@ def equal_quantities(gold: Quantity, answer: Quantity) -> bool:
         right, given = right / 100, given / 100 if answer.percent else given
     if right == given:
         return True
-    rounds = gold.is_fraction and not answer.is_fraction and answer.digits >= CALCULATOR_DIGITS
-    return rounds and abs(right - given) < Fraction(1, 10**answer.places)
+    if not gold.is_fraction or answer.is_fraction or answer.digits < CALCULATOR_DIGITS or right * given < 0:
+        return False
+    last_place = answer.last_place / 100 if gold.percent and answer.percent else answer.last_place
+    return abs(right - given) < last_place
 
 
 def _quantity(match: re.Match[str], unit: str) -> Quantity | None:
@@ -89,14 +91,15 @@ def _quantity(match: re.Match[str], unit: str) -> Quantity | None:
     if None in numbers or numbers[1] == 0:
         return None
     value = numbers[0] / numbers[1] + numbers[2]  # type: ignore[operator]
-    mantissa = re.split("[eE]", top.replace(",", ""))[0].lstrip("-+")
+    mantissa, _, exponent = top.replace(",", "").lstrip("-+").lower().partition("e")
+    decimals = mantissa.partition(".")[2]
     return Quantity(
         value=-value if parts["sign"] == "-" else value,
         percent=bool(parts["percent"]),
         unit=unit,
         is_fraction=bool(bottom),
         digits=len(mantissa.replace(".", "").lstrip("0")),
-        places=len(mantissa.partition(".")[2]),
+        last_place=Fraction(10) ** (int(exponent or 0) - len(decimals)),
     )
 
 

@@ -5,6 +5,7 @@ A run copies these files as they are. Loading and saving them again would change
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,6 +19,7 @@ from tandem.workers.tokenizer import load_tokenizer
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".gguf", ".tflite")
 """Endings of files that hold weights or the state of an optimizer."""
 INDEX = ".index.json"  # says which tensor is in which file of weights
+LEFT_OUT = (".", "__pycache__", "checkpoint-", "step-")  # folders that begin so
 LARGEST_FILE = 256 << 20  # bytes; the largest vocabularies are a tenth of that
 
 
@@ -50,6 +52,13 @@ def check_description(path: str, config: ModelConfig, folder: Path) -> None:
             "Put all of its config, tokenizer and code files into one folder, and set model.path to it"
         ) from error
     own = skeleton(path, config)
+    try:
+        own.get_input_embeddings()
+    except NotImplementedError:
+        raise ConfigError(
+            f"the model at {path} does not say where its embedding is: its class {type(own).__name__} needs "
+            "get_input_embeddings, as `transformers` asks of every language model"
+        ) from None
     if type(model).__name__ != type(own).__name__ or _shapes(model) != _shapes(own):
         raise ConfigError(
             f"the model at {path} cannot be exported: its files besides weights make another model, "
@@ -103,7 +112,8 @@ def _in_config_file(path: str) -> Any:
     except LOAD_ERRORS as error:
         raise cannot_load(f"the config of {path}", path, error) from error
     text = written.get("text_config")
-    return written.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
+    own = written.get("eos_token_id")
+    return text.get("eos_token_id") if own is None and isinstance(text, dict) else own
 
 
 def _ids(value: Any) -> set[int]:
@@ -129,10 +139,11 @@ def _folder(path: str) -> Path:
 
 def _description(root: Path) -> Iterator[Path]:
     """The files that are not weights; folders of checkpoints, hidden ones and caches are left out."""
-    for file in sorted(root.rglob("*")):
-        inside = file.relative_to(root).parts
-        if any(part.startswith((".", "__pycache__", "checkpoint-", "step-")) for part in inside):
-            continue
-        if not file.is_file() or file.name.endswith((*WEIGHTS, INDEX)) or file.stat().st_size > LARGEST_FILE:
-            continue
-        yield file
+    entered = set[str]()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        is_new = os.path.realpath(folder) not in entered  # a link may lead back up
+        entered.add(os.path.realpath(folder))
+        folders[:] = sorted(name for name in folders if is_new and not name.startswith(LEFT_OUT))
+        for file in (Path(folder, name) for name in sorted(files) if is_new and not name.startswith(".")):
+            if file.is_file() and not file.name.endswith((*WEIGHTS, INDEX)) and file.stat().st_size <= LARGEST_FILE:
+                yield file

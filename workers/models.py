@@ -80,6 +80,7 @@ def _load(cls: Any, path: str, config: ModelConfig, **options: Any) -> Any:
     trust, dtype = config.trust_remote_code, DTYPES[config.dtype]
     try:
         own = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
+        own.return_dict = True  # outputs are asked for by name
         return cls.from_pretrained(path, config=own, dtype=dtype, trust_remote_code=trust, **options)
     except LOAD_ERRORS as error:
         raise cannot_load(f"the model at {path}", path, error) from error

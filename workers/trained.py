@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from tandem.platform.batch import LossOutput, TrainBatch
-from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
+from tandem.platform.config import ConfigError, ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Facts, Totals
 from tandem.workers.determinism import check_passes
@@ -52,8 +52,14 @@ class TrainedWorker:
         """The model under training; collective over the ranks of the role.
 
         Raises:
-            ConfigError: passes over the same tokens differ; names the modules.
+            ConfigError: passes over the same tokens differ, or a parameter has no dimensions; names the modules.
         """
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.dim() == 0:
+                raise ConfigError(
+                    f"the model of the {self.name}: parameter {name} is a single number without dimensions, which "
+                    "DeepSpeed cannot train. Give it the shape (1,) in the model's code and weights"
+                )
         check_passes(getattr(model, "body", model).to(self.device), self.device, f"the model of the {self.name}")
         meeting = (address or self.address(), self._rendezvous, self.timeout_s)
         with own_interface():

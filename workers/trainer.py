@@ -25,6 +25,7 @@ from tandem.workers.runtime import Rank, Rendezvous, join_process_group
 from tandem.workers.training_state import TrainingState
 
 CPU = torch.device("cpu")
+LARGEST_REDUCTION = 500_000_000  # elements; DeepSpeed's own choice
 
 Objective = Callable[[Callable[..., Any], TrainBatch], LossOutput]
 """(forward pass of the model, micro-batch on the device) -> its part of the loss of the mini-batch."""
@@ -144,7 +145,7 @@ class DeepSpeedBackend:
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
                 "gradient_clipping": optimizer.grad_clip,
-                "zero_optimization": {"stage": self.stage},
+                "zero_optimization": {"stage": self.stage, "reduce_bucket_size": _bucket_elements(parameters)},
                 "zero_allow_untested_optimizer": True,
                 "bf16": {"enabled": config.dtype == "bfloat16"},
                 "steps_per_print": None,
@@ -353,6 +354,11 @@ def as_totals(output: LossOutput) -> Totals:
     """The metrics of a micro-batch as plain numbers."""
     sums = {name: (float(num), float(den)) for name, (num, den) in output.metrics.items()}
     return Totals(sums, {name: float(value) for name, value in output.maxima.items()})
+
+
+def _bucket_elements(parameters: Sequence[Tensor]) -> int:
+    """Gradients that ZeRO reduces at once: no more than there are, or DeepSpeed reserves gigabytes for any model."""
+    return min(LARGEST_REDUCTION, max(1, sum(parameter.numel() for parameter in parameters)))
 
 
 def _prefix(name: str) -> str:

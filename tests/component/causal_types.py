@@ -32,10 +32,6 @@ NOT_GIVEN = ("model_type", "transformers_version", "architectures", "layer_types
 """What a config works out for itself."""
 
 
-EveryType = dict[str, tuple[Any, Any]]
-"""By model type, the model with its rates up, and the one that tandem makes of it."""
-
-
 def small_models(rate: float) -> Iterator[tuple[str, Any, Any]]:
     """(model type, its small config with the rates up, the model in training mode), of the types that can be built so."""
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

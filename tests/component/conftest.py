@@ -7,24 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from causal_types import EveryType, initialised, small_models
 from reward_cases import FUNCTIONS
-from transformers import AutoModelForCausalLM
 
 from tandem.platform.config import RewardConfig
-from tandem.workers.determinism import disable_dropout, without_rates
 from tandem.workers.reward import RewardWorker
-
-
-@pytest.fixture(scope="session")
-def every_type() -> EveryType:
-    """A small model of every causal model type that can be built small, before and after `without_rates`."""
-    found: EveryType = {}
-    for kind, config, model in small_models(rate=0.3):
-        cleared = initialised(AutoModelForCausalLM.from_config(without_rates(config)))
-        disable_dropout(cleared)
-        found[kind] = model, cleared
-    return found
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from causal_types import EveryType, initialised, small_config_of
+from causal_types import initialised, small_config_of
 from small_models import small_config
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, OPTConfig, OPTForCausalLM, Qwen2ForCausalLM
@@ -20,18 +20,6 @@ from tandem.workers.determinism import check_passes, disable_dropout, without_ra
 from tandem.workers.models import load_critic, load_policy
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.slow
-def test_every_causal_model_type_is_made_deterministic(every_type: EveryType) -> None:
-    """With all rates up nearly all types fail the check; with the rates cleared all pass it."""
-    built, random_before = set(every_type), sum(_problem(before) is not None for before, _ in every_type.values())
-    wrong = {kind: problem for kind, (_, cleared) in every_type.items() if (problem := _problem(cleared))}
-    assert sorted(wrong) == ["cpmant", "xlnet"]
-    assert all("is not causal" in problem for problem in wrong.values())  # which they are by design
-    assert len(built) >= 130
-    assert random_before >= 110
-    assert {"opt", "gpt2", "llama", "qwen2", "mixtral", "deepseek_v3", "gpt_neox", "phimoe", "bloom"} <= built
 
 
 def test_a_plain_number_copied_at_construction_is_cleared(tmp_path: Path) -> None:
@@ -176,11 +164,3 @@ def test_a_model_with_few_positions_is_tried_within_them() -> None:
     check_passes(AutoModelForCausalLM.from_config(without_rates(small_config_of("gpt2", 0.3))), CPU, "the model")
     assert determinism.TOKENS > 8
     check_passes(Qwen2ForCausalLM(small_config(32, max_position_embeddings=8)), CPU, "the model")
-
-
-def _problem(model: Any) -> str | None:
-    try:
-        check_passes(model, CPU, "the model")
-    except ConfigError as error:
-        return str(error)
-    return None

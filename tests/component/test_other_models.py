@@ -126,6 +126,19 @@ def test_a_generation_config_that_cannot_be_saved_again_is_kept(tmp_path: Path) 
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == written
 
 
+def test_folders_that_are_links_are_copied_and_loops_are_not_followed(tmp_path: Path) -> None:
+    folder = base(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "tools.jinja").write_text("{{ tools }}")
+    (folder / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
+    (folder / "loop").symlink_to(folder)
+    (folder / "step-by-step.md").write_text("a file, no folder")
+    save_description(str(folder), tmp_path / "copy")
+    assert (tmp_path / "copy" / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+    assert (tmp_path / "copy" / "step-by-step.md").exists()
+    assert not (tmp_path / "copy" / "loop").exists()
+
+
 def test_files_are_copied_as_they_are_and_weights_are_not(tmp_path: Path) -> None:
     folder = base(tmp_path)
     save_description(str(folder), tmp_path / "copy")
@@ -136,7 +149,7 @@ def test_files_are_copied_as_they_are_and_weights_are_not(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path) -> None:
+def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder, tokenizer = tmp_path / "base", character_tokenizer(DIGITS)
     folder.mkdir()
     for name, content in CODE.items():
@@ -156,7 +169,10 @@ def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", make, str(folder)], check=True, timeout=120)
     train(tmp_path, "model.trust_remote_code=true")
-    assert export.main([f"checkpoint={tmp_path}/r/checkpoints", f"to={tmp_path}/out", "trust_remote_code=true"]) == 0
+    asked = [f"checkpoint={tmp_path}/r/checkpoints", f"to={tmp_path}/out"]
+    assert export.main(asked) == 2
+    assert "If the model has code of its own, set trust_remote_code=true" in capfd.readouterr().err
+    assert export.main([*asked, "trust_remote_code=true"]) == 0
     assert all((tmp_path / "out" / name).read_text() == content for name, content in CODE.items())
     again = json.loads((tmp_path / "out" / "config.json").read_text())
     assert again == {**config, "dtype": "float32", "architectures": ["OwnForCausalLM"]}
@@ -187,6 +203,7 @@ def test_what_an_export_will_need_is_tried_before_training(tmp_path: Path) -> No
         ({"do_sample": True}, {"eos_token_id": 6}, {1, 6}),
         ({"do_sample": True}, {"eos_token_id": [6, 7]}, {1, 6, 7}),
         ({"eos_token_id": None}, {"text_config": {"eos_token_id": 6}}, {1, 6}),
+        (None, {"eos_token_id": None, "text_config": {"eos_token_id": 0}}, {0, 1}),
         (None, {"eos_token_id": 6}, {1, 6}),
         (None, {}, {1}),
         ({"do_sample": True}, {}, {1}),

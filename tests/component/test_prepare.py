@@ -54,6 +54,26 @@ def test_a_sequence_must_fit_the_model_and_the_reward_model(tmp_path: Path) -> N
         prepare.check_context(config, long)
 
 
+@pytest.mark.parametrize("by_layer_type", [False, True])
+def test_rows_of_which_one_would_turn_the_others_are_refused(tmp_path: Path, by_layer_type: bool) -> None:
+    """With longrope a batch whose longest row passes the original length turns all of its rows by other factors."""
+    config, path = Config(), save(tmp_path)
+    rope: dict[str, object] = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [8.0] * 4,
+    }
+    rope["original_max_position_embeddings"] = 64
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["rope_parameters"] = {"full_attention": rope} if by_layer_type else rope
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ConfigError, match=r"= 96 tokens, but .* with a row over 64 tokens .* to 64 tokens together"):
+        prepare.check_context(config, path)
+    config.data.max_prompt_tokens = 64 - config.rollout.max_response_tokens
+    prepare.check_context(config, path)
+
+
 def test_damaged_weights_are_an_error_of_the_folder(tmp_path: Path) -> None:
     weights = Path(save(tmp_path)) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])

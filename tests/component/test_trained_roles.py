@@ -10,10 +10,11 @@ import torch
 from role_cases import actor, critic, samples, train_batch, weights
 
 from tandem.platform.batch import Inferred, TrainBatch
-from tandem.platform.config import ActorConfig, ModelConfig
+from tandem.platform.config import ActorConfig, ConfigError, ModelConfig
 from tandem.platform.metrics import reduce_totals
 from tandem.platform.protocols import TrainingError
 from tandem.workers.actor import ActorWorker
+from tandem.workers.models import load_policy
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.runtime import Rank
 
@@ -168,3 +169,11 @@ def test_learning_rate_warms_up_linearly(tiny_path: str) -> None:
     batch = train_batch(samples(), torch.zeros(samples().tokens.shape))
     rates = [reduce_totals([worker.update([batch])])["policy/lr"] for _ in range(11)]
     assert rates == pytest.approx([1e-7 * step for step in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10)])
+
+
+def test_a_parameter_without_dimensions_is_refused_by_name(tiny_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy(tiny_path, ModelConfig())
+    policy.model.norm.register_parameter("scale", torch.nn.Parameter(torch.tensor(1.5)))
+    monkeypatch.setattr("tandem.workers.actor.load_policy", lambda path, config: policy)
+    with pytest.raises(ConfigError, match=r"the model of the actor: parameter model\.norm\.scale is a single number"):
+        actor(tiny_path)

@@ -13,7 +13,9 @@ import pytest
 import torch
 from test_resume import records, saved, state, train
 
-from tandem.launch.resume import Saver
+from tandem.launch.checkpoints import Checkpoints
+from tandem.platform.batch import RolloutBatch
+from tandem.platform.config import ConfigError
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.protocols import TrainingError
 from tandem.platform.records import Recorder
@@ -25,6 +27,7 @@ from tandem.workers.rollout import RolloutWorker
 pytestmark = pytest.mark.slow
 
 PPO = ("algo=ppo", "actor.lr=1e-2", "algo.entropy_coef=0.1", "checkpoint.every=0", "eval.every=1", "run.steps=4")
+PLAIN = ("tracking.console=plain",)
 DENSE = "reward.functions={matching_characters: 1.0}"
 
 
@@ -102,12 +105,14 @@ def test_a_second_signal_does_not_wait(tiny_path: str, tmp_path: Path, monkeypat
     assert summary(tmp_path)["status"] == "interrupted"
 
 
-def test_a_second_signal_ends_the_saving_too(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_call(monkeypatch, RolloutWorker, "generate", 6, terminate)
-    on_call(monkeypatch, Saver, "_save_model", 1, terminate)
-    assert train(tiny_path, tmp_path, *PPO) == 143
+def test_a_second_signal_does_not_wait_for_the_checkpoint_of_the_first(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_call(monkeypatch, RolloutWorker, "generate", 2, terminate)
+    on_call(monkeypatch, Checkpoints, "save", 1, terminate)
+    assert train(tiny_path, tmp_path, *PPO, "eval.before_training=false", "eval.every=0") == 143
     assert saved(tmp_path) == []
-    assert summary(tmp_path)["status"] == "interrupted"
+    assert summary(tmp_path)["steps"] == 1
 
 
 def test_saving_at_the_end_can_be_turned_off(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +159,57 @@ def test_ruined_weights_are_not_saved(tiny_path: str, tmp_path: Path, capfd: pyt
     assert "actor.lr (now 1e+30)" in error
 
 
+def test_ruined_weights_are_not_saved_by_a_signal_either(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on_call(monkeypatch, RolloutWorker, "generate", 2, terminate)
+    own = ("checkpoint.every=0", "eval.before_training=false", "eval.every=0", *PLAIN)
+    assert train(tiny_path, tmp_path, "algo=grpo", DENSE, "actor.lr=1e30", *own) == 143
+    assert saved(tmp_path) == []
+    assert "no checkpoint could be written: after the update of step 1" in capfd.readouterr().out
+
+
+def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As the error says: weights whose log-probs were finite are not at fault for an update that ruined them."""
+    run = ["algo=grpo", DENSE, "checkpoint.every=1", "checkpoint.keep=1"]
+    assert train(tiny_path, tmp_path, *run, "run.steps=2") == 0
+    assert train(tiny_path, tmp_path, *run, "run.steps=3", "actor.lr=1e30") == 1
+    assert "suspect" not in summary(tmp_path)["error"]
+    assert train(tiny_path, tmp_path, *run, "run.steps=3", *PLAIN) == 0
+    assert "going on after step 2" in capfd.readouterr().out
+
+
+def test_where_all_are_suspect_the_advice_can_be_followed(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise TrainingError("actor: the gradient norm is nan")
+
+    run = ["algo=grpo", DENSE, "checkpoint.every=1", "checkpoint.keep=1", "run.steps=3"]
+    with monkeypatch.context() as patch:
+        on_call(patch, ActorWorker, "update", 3, fail)
+        assert train(tiny_path, tmp_path, *run) == 1
+    with pytest.raises(ConfigError, match=r"Set checkpoint\.resume to the path of one to go on from it all the same"):
+        train(tiny_path, tmp_path, *run)
+    place = tmp_path / "r" / "checkpoints" / "step-000002"
+    assert train(tiny_path, tmp_path, *run, f"checkpoint.resume={place}") == 0
+    assert saved(tmp_path) == [3]
+
+
+def test_a_prompt_token_that_could_not_be_sampled_ruins_nothing(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of an image, whose logit some models set to the least number there is."""
+    original = ActorWorker.logprobs
+
+    def logprobs(self: ActorWorker, batch: RolloutBatch) -> torch.Tensor:
+        return original(self, batch).index_fill(1, torch.tensor([1]), -torch.inf)
+
+    monkeypatch.setattr(ActorWorker, "logprobs", logprobs)
+    assert train(tiny_path, tmp_path, "algo=grpo", DENSE, "run.steps=1") == 0
+    assert saved(tmp_path) == [1]
+
+
 def test_what_the_next_step_fails_on_is_passed_over(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,9 +238,6 @@ def test_a_suspect_checkpoint_can_be_asked_for_by_name(
     (place / "suspect.json").write_text('{"why": "planted"}')
     assert train(tiny_path, tmp_path, *run, "run.steps=3", f"checkpoint.resume={place}", "run.name=b", *PLAIN) == 0
     assert f"warning: {place} is suspect: planted" in capfd.readouterr().out
-
-
-PLAIN = ("tracking.console=plain",)
 
 
 @pytest.mark.parametrize("surplus", ["drop", "keep"])

@@ -101,3 +101,13 @@ def test_tensors_that_stand_still_are_named() -> None:
     assert "4 trainable tensors: actor: a, actor: b, actor: c and 1 more" in text
     assert spoken(9, {"policy/grad_norm": 0.0}, names) == []  # there was nothing to learn from
     assert spoken(9, {"policy/lr": 0.0}, names) == []
+
+
+def test_tensors_that_stand_still_by_turns_are_not_named() -> None:
+    """As experts do that a step's tokens are not sent to."""
+    watching = alarms(Config())
+    turns = [{"actor: a", "actor: b"}, {"actor: b", "actor: c"}]
+    said = [text for step in range(9) for alarm in watching if (text := alarm(WELL, turns[step % 2]))]
+    assert ["1 trainable tensors: actor: b. " in text for text in said] == [True]
+    watching = alarms(Config())
+    assert [alarm(WELL, {f"actor: {step % 2}"}) for step in range(9) for alarm in watching] == [None] * 9 * len(watching)

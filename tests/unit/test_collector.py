@@ -177,6 +177,15 @@ def test_at_the_cap_the_run_stops_if_asked_to() -> None:
         collector.collect(1)
 
 
+def test_data_that_ends_at_the_cap_ends_the_run_well() -> None:
+    """More rounds, which the error asks for, would find no more."""
+    collector, _ = make({**NONE, 3: MIXED}, at_cap="error", max_rounds=2)
+    collector.rounds = 2
+    collected = collector.collect(1)
+    assert (groups(collected), collected.rounds) == ([3, 0], 2)
+    assert collector.is_exhausted
+
+
 @pytest.mark.parametrize("reward", [0.35, 0.1, 1 / 3])
 def test_a_constant_group_carries_no_signal_whatever_its_rounding(reward: float) -> None:
     collector, _ = make({0: (reward, reward), 1: (reward, None), 2: (None, None)})

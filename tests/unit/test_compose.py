@@ -77,6 +77,8 @@ def test_mistyped_key_is_refused_whatever_stands_before_it(prefix: str) -> None:
         ("+algo=grpo", f"+algo=grpo: write algo=NAME, with one of {ALGOS}"),
         ("++algo=grpo", "++algo=grpo: write algo=NAME"),
         ("algo@x=grpo", "algo@x=grpo: write algo=NAME"),
+        ("run.name@x=a", "run.name@x=a: only files of Hydra have a place after @; write run.name=VALUE"),
+        ("+run@run.x={name: a}", "+run@run.x={name: a}: only files of Hydra"),
         ("~algo", "~algo: settings cannot be deleted; give algo another value"),
         ("~run.name", "~run.name: settings cannot be deleted; give run.name another value"),
         ("critic=null", "critic=None: critic is a section; set what is in it, as critic.lr=..."),

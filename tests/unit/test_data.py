@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tandem.platform.data import DataError, DataOrder, Row, read_rows
+from tandem.platform.data import DataError, DataOrder, Row, check_answers, read_rows
 
 
 def write(path: Path, text: str | bytes) -> Path:
@@ -52,6 +52,17 @@ def test_parquet_gives_the_same_rows_as_jsonl(tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "train.parquet")
     assert rows == read_rows(tmp_path / "train.jsonl")
     assert rows[1].where.endswith("train.parquet, row 2")
+
+
+def test_an_answer_that_is_not_there_is_a_null_from_both_kinds_of_file(tmp_path: Path) -> None:
+    records = [{"prompt": "a", "answer": 1}, {"prompt": "b"}, {"prompt": "c", "answer": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "train.parquet")
+    write(tmp_path / "train.jsonl", "\n".join(json.dumps(record) for record in records))
+    rows = read_rows(tmp_path / "train.jsonl")
+    assert [row.answer for row in rows] == [1, None, None]
+    assert rows == read_rows(tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"train\.jsonl, line 2: .*has no answer"):
+        check_answers(rows, ["exact_match"])
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,17 @@ def test_content_may_be_missing_beside_tool_calls_alone(tmp_path: Path) -> None:
             read_rows(write_jsonl(tmp_path / "a.jsonl", [{"prompt": [message], "answer": "a"}]))
 
 
+def test_whole_numbers_are_the_same_in_a_column_of_floats(tmp_path: Path) -> None:
+    records = [{"prompt": "p", "answer": answer, "m": {"a": [answer]}} for answer in (7, 2.5, None, -3, 2**53)]
+    rows = read_rows(write_parquet(tmp_path / "a.parquet", records))
+    assert rows == read_rows(write_jsonl(tmp_path / "a.jsonl", records))
+    assert [str(row.answer) for row in rows] == ["7", "2.5", "None", "-3", str(2**53)]
+    assert str(rows[0].metadata) == "{'m': {'a': [7]}}"
+    for text, whole in (("7.0", "7"), ("-0.0", "0"), ("1e3", "1000"), ("1e300", "1e+300")):
+        (tmp_path / "a.jsonl").write_text(f'{{"prompt": "p", "answer": {text}}}')
+        assert str(read_rows(tmp_path / "a.jsonl")[0].answer) == whole
+
+
 # Types that parquet has and JSON has not
 
 
