@@ -32,7 +32,7 @@ from tandem.platform.evaluate import Evaluation
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles, TrainingError
 from tandem.platform.records import Recorder, sample_rows, write_json, write_text
-from tandem.platform.redact import redacted
+from tandem.platform.redact import redacted, redacted_values
 from tandem.platform.spans import Spans
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
@@ -301,7 +301,7 @@ def make_folder(config: Config, started_at: float, checkpoints: Checkpoints, fou
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").unlink(missing_ok=True)
-        write_text(folder / "config.yaml", redacted(_as_yaml(config)))
+        write_text(folder / "config.yaml", _as_yaml(config))
         write_json(folder / "versions.json", versions())
         write_json(folder / "run.json", about(config, started_at))
     except OSError as error:
@@ -316,9 +316,11 @@ def _never_began(folder: Path) -> bool:
 
 
 def _as_yaml(config: Config) -> str:
+    """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    values = OmegaConf.to_container(OmegaConf.structured(config), resolve=False)
+    return OmegaConf.to_yaml(OmegaConf.create(redacted_values(values)))
 
 
 class Keeper:

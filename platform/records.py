@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.metrics import Metrics
-from tandem.platform.redact import redacted
+from tandem.platform.redact import redacted, redacted_values
 
 Record = dict[str, float | int | None]
 """A line of `metrics.jsonl`."""
@@ -160,7 +160,7 @@ class Recorder:
         """
         try:
             (self.folder / "samples").mkdir(exist_ok=True)
-            text = "".join(json.dumps(readable(row), ensure_ascii=False) + "\n" for row in rows)
+            text = "".join(json.dumps(redacted_values(readable(row)), ensure_ascii=False) + "\n" for row in rows)
             write_text(self.folder / "samples" / f"step-{step:06d}.jsonl", text)
         except Exception as error:
             self._note_once(

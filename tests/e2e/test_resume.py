@@ -177,6 +177,39 @@ def test_a_secret_is_nowhere(tiny_path: str, tmp_path: Path, repo: Path) -> None
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
+SECRETS = {
+    "GITHUB_PAT": "planted-pat-0123456789",
+    "CHAT_WEBHOOK": "https://hooks.example/planted/0123456789abcdef",
+    "QUOTED_PASSWORD": 'planted\'s "quoted" & <b> secret',
+    "PRIVATE_KEY": "-----BEGIN-----\nplanted1MIIEpAIBAAKCAQEA0Z3VS5JJ\nplanted2AbCdEfGhIjKlMnOpQrStUv\n-----END-----",
+    "LONG_TOKEN": "planted" + " and more of it" * 40,
+}
+
+
+def test_secrets_of_every_form_are_nowhere(tiny_path: str, tmp_path: Path) -> None:
+    """Planted in settings that a run writes, in the prompts, and in what a reward function raises."""
+    data, own = tmp_path / "data.jsonl", tmp_path / "own.py"
+    rows = [{"prompt": f"1+{n}=", "answer": list(SECRETS.values())[n % 5], "note": SECRETS["GITHUB_PAT"]} for n in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own.write_text(
+        "def fails(sample):\n    raise ValueError(f'no {sample.answer!r}')\n\ndef fine(sample):\n    return 1.0\n"
+    )
+    settings = [f"model.path={tiny_path}", "run.steps=1", f"run.dir={tmp_path}/out", f"data.train={data}", "algo=grpo"]
+    for name in ("fine", "fails"):
+        own_settings = [f"reward.function={own}:{name}", f"run.name={name}", "tracking.samples_every=1"]
+        config, given = compose([*SMALL[:-1], *settings, *own_settings])
+        config.tracking.tags = list(SECRETS.values())
+        with pytest.MonkeyPatch.context() as patch:
+            for variable, value in SECRETS.items():
+                patch.setenv(variable, value)
+            assert run(config, time.time()) == (1 if name == "fails" else 0)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) > 20
+    for path in files:
+        text = path.read_text(errors="replace")
+        assert "planted" not in text, (path, text[max(0, text.find("planted") - 80) : text.find("planted") + 80])
+
+
 def test_nothing_is_left_to_do(tiny_path: str, tmp_path: Path) -> None:
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
     before, summary = records(tmp_path, every=True), json.loads((tmp_path / "r" / "summary.json").read_text())
