@@ -197,7 +197,7 @@ def test_secrets_of_every_form_are_nowhere(tiny_path: str, tmp_path: Path) -> No
     settings = [f"model.path={tiny_path}", "run.steps=1", f"run.dir={tmp_path}/out", f"data.train={data}", "algo=grpo"]
     for name in ("fine", "fails"):
         own_settings = [f"reward.function={own}:{name}", f"run.name={name}", "tracking.samples_every=1"]
-        config, given = compose([*SMALL[:-1], *settings, *own_settings])
+        config, _ = compose([*SMALL[:-1], *settings, *own_settings])
         config.tracking.tags = list(SECRETS.values())
         with pytest.MonkeyPatch.context() as patch:
             for variable, value in SECRETS.items():
