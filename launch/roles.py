@@ -50,6 +50,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
             longest,
             budget,
             timeout_s,
+            config.run.seed,
         ),
     }
     if config.needs_reference:
@@ -64,6 +65,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
             longest,
             budget,
             timeout_s,
+            config.run.seed,
         )
     return specs
 

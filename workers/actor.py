@@ -37,6 +37,7 @@ class ActorSpec:
     max_response_tokens: int
     max_tokens_per_microbatch: int
     timeout_s: float  # of a collective operation
+    seed: int = 0  # of the process's random generators
 
 
 class ActorWorker(TrainedWorker):
@@ -45,7 +46,7 @@ class ActorWorker(TrainedWorker):
     name = "actor"
 
     def __init__(self, spec: ActorSpec, rank: Rank) -> None:
-        super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s)
+        super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s, spec.seed)
         self.spec = spec
         self._checksums: dict[str, int] = {}
         self._transport: Transport = ObjectStore()

@@ -31,6 +31,7 @@ class CriticSpec:
     max_response_tokens: int
     max_tokens_per_microbatch: int
     timeout_s: float  # of a collective operation
+    seed: int = 0  # of the process's random generators
 
 
 class CriticWorker(TrainedWorker):
@@ -39,7 +40,7 @@ class CriticWorker(TrainedWorker):
     name = "critic"
 
     def __init__(self, spec: CriticSpec, rank: Rank) -> None:
-        super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s)
+        super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s, spec.seed)
         self.spec = spec
 
     def start(self, address: tuple[str, int] | None = None) -> None:

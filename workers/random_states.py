@@ -23,6 +23,13 @@ def random_states() -> dict[str, Any]:
     }
 
 
+def seed_random(seed: int) -> None:
+    """Begins the generators anew, so that two processes of one seed draw the same."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # of CUDA devices too
+
+
 def set_random_states(states: dict[str, Any]) -> None:
     """Takes what `random_states` gave; CUDA's only where there are as many devices."""
     version, numbers, spare = states["python"]

@@ -11,9 +11,10 @@ from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ConfigError, ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Facts, Totals
+from tandem.platform.seeds import mix
 from tandem.workers.determinism import check_passes
 from tandem.workers.passes import training_parts
-from tandem.workers.random_states import random_states, set_random_states
+from tandem.workers.random_states import random_states, seed_random, set_random_states
 from tandem.workers.runtime import Rank, Rendezvous, own_interface, peak_memory_bytes, set_up
 from tandem.workers.sync import ObjectStore, Packed
 from tandem.workers.trainer import DeepSpeedBackend, TrainerBackend
@@ -25,15 +26,17 @@ BACKENDS: dict[str, Any] = {"deepspeed": DeepSpeedBackend}
 class TrainedWorker:
     """A rank of a role that learns; the role gives its objective.
 
-    `max_tokens` bounds a micro-batch, padding included; `timeout_s` a collective operation.
+    `max_tokens` bounds a micro-batch, padding included; `timeout_s` a collective operation. The process's random generators
+    begin with `seed` and the rank.
     """
 
     name: ClassVar[str]
     backend: TrainerBackend
 
-    def __init__(self, rank: Rank, max_tokens: int, timeout_s: float) -> None:
+    def __init__(self, rank: Rank, max_tokens: int, timeout_s: float, seed: int = 0) -> None:
         self.rank, self.max_tokens, self.timeout_s = rank, max_tokens, timeout_s
         self.device = set_up(rank)
+        seed_random(mix(seed, rank.index))
         self._rendezvous = Rendezvous(rank.world_size, timeout_s) if rank.index == 0 else None
 
     def address(self) -> tuple[str, int]:

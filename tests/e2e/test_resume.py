@@ -210,6 +210,19 @@ def test_secrets_of_every_form_are_nowhere(tiny_path: str, tmp_path: Path) -> No
         assert "planted" not in text, (path, text[max(0, text.find("planted") - 80) : text.find("planted") + 80])
 
 
+def test_two_runs_of_one_seed_have_equal_facts(tiny_path: str, tmp_path: Path) -> None:
+    """Their random generators too, whatever the process did before."""
+
+    def facts(name: str, seed: int) -> str:
+        torch.rand(seed + len(name))
+        assert train(tiny_path, tmp_path / name, "algo=ppo", "run.steps=1", f"run.seed={seed}") == 0
+        place = tmp_path / name / "r" / "checkpoints" / "step-000001"
+        return "".join((place / role / "facts.json").read_text() for role in ("actor", "critic"))
+
+    assert facts("a", 1) == facts("bb", 1)
+    assert facts("ccc", 2) != facts("a2", 1)
+
+
 def test_nothing_is_left_to_do(tiny_path: str, tmp_path: Path) -> None:
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
     before, summary = records(tmp_path, every=True), json.loads((tmp_path / "r" / "summary.json").read_text())
