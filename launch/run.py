@@ -49,18 +49,25 @@ class Outputs:
     sinks: Sinks
 
     def close(self, status: str, error: str | None, code: int) -> int:
-        """Says everywhere how the run has ended; returns `code`."""
-        self.recorder.close(status, error)
-        self.sinks.close(status)
+        """Says wherever it still can how the run has ended; returns `code`, or 1 for a finished run without its records."""
+        lost = []
+        for what, close in (
+            ("records are", lambda: self.recorder.close(status, error)),
+            ("trackers are", lambda: self.sinks.close(status)),
+        ):
+            try:
+                close()
+            except Exception as failure:
+                lost.append(f"the run's {what} not complete: {type(failure).__name__}: {failure}")
         with suppress(Exception):  # a page to look at is not worth an error
             report.write(self.recorder.folder)
         self.display.phase(status)
         self.display.close()
         with suppress(OSError, UnicodeError):  # nobody may be reading any more
-            if error:
-                print(f"\n{status}: {redacted(error)}", file=sys.stderr)
+            for text in [*([f"{status}: {error}"] if error else []), *lost]:
+                print(f"\n{redacted(text)}", file=sys.stderr)
             print(f"{status}; records in {self.recorder.folder}", flush=True)
-        return code
+        return code or int(bool(lost))
 
 
 def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpoint | None) -> Outputs:

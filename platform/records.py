@@ -168,8 +168,23 @@ class Recorder:
             )
 
     def close(self, status: str, error: str | None = None) -> None:
-        """Writes `summary.json`; `status` is finished, interrupted or failed."""
-        self._metrics.close()
+        """Writes `summary.json`; `status` is finished, interrupted or failed.
+
+        Raises:
+            OSError: after trying all of it: the metrics were deleted or are not whole, or the summary cannot be written.
+        """
+        problem: OSError | None = None
+        try:
+            if os.fstat(self._metrics.fileno()).st_nlink == 0:
+                problem = FileNotFoundError(f"{self.folder / 'metrics.jsonl'} was deleted while the run wrote to it")
+            self._metrics.close()
+        except OSError as error_of_close:
+            problem = error_of_close
+        self._summarise(status, error)
+        if problem is not None:
+            raise problem
+
+    def _summarise(self, status: str, error: str | None) -> None:
         summary = {
             "status": status,
             "error": None if error is None else redacted(error),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,33 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(
     said = capfd.readouterr().out
     assert "no checkpoint could be written" in said
     assert "the disk is full" in said
+
+
+def test_a_run_whose_folder_was_deleted_does_not_end_well(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It trains to its end, and says what is missing."""
+    on_call(monkeypatch, ActorWorker, "update", 2, lambda: shutil.rmtree(tmp_path / "r"))
+    assert train(tiny_path, tmp_path, *PPO) == 1
+    said = capfd.readouterr()
+    assert "metrics.jsonl was deleted while the run wrote to it" in said.err
+    assert "finished; records in" in said.out
+    assert summary(tmp_path)["steps"] == 4  # what could still be written
+
+
+def test_each_part_of_the_outputs_is_closed_on_its_own(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    closed: list[str] = []
+    monkeypatch.setattr("tandem.platform.records.write_json", full)
+    monkeypatch.setattr("tandem.launch.sinks.Sinks.close", lambda self, status: closed.append(status))
+    assert train(tiny_path, tmp_path, *PPO, "tracking.console=plain") == 1
+    assert closed == ["finished"]
+    assert (tmp_path / "r" / "report.html").exists()
+    assert "the run's records are not complete: OSError: [Errno 28] No space left on device" in capfd.readouterr().err
 
 
 def test_ruined_weights_are_not_saved(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
