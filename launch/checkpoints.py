@@ -60,11 +60,11 @@ class Checkpoint:
 
     def driver(self) -> dict[str, Any]:
         """The state of the loop."""
-        return dict(self._json(DRIVER, dict))
+        return dict(self._parsed(DRIVER, dict))
 
     def facts(self, role: str) -> list[dict[str, Any]]:
         """What the ranks of a role kept besides tensors."""
-        return list(self._json(f"{role}/{FACTS}", list))
+        return list(self._parsed(f"{role}/{FACTS}", list))
 
     def parts(self, role: str) -> Iterator[dict[str, Tensor]]:
         """The tensors of a role, part by part."""
@@ -94,7 +94,7 @@ class Checkpoint:
             )
         return content
 
-    def _json(self, name: str, kind: type) -> Any:
+    def _parsed(self, name: str, kind: type) -> Any:
         """The object or list that a file holds."""
         try:
             content = json.loads(self._read(name))

@@ -14,6 +14,7 @@ from tandem.platform.config import Config
 from tandem.platform.plan import render
 from tandem.platform.redact import redacted
 from tandem.workers.cluster import usable_cpus
+from tandem.workers.models import skeleton
 
 
 def dry_run(config: Config) -> str:
@@ -41,9 +42,5 @@ def _skeleton(config: Config) -> Any:
         from tandem.workers.tiny import character_tokenizer, tiny_model
 
         return tiny_model(config.model.tiny, character_tokenizer(load_task(config.task).characters))
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     prepare.check_context(config, config.model.path)
-    trust = config.model.trust_remote_code
-    model_config = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trust)
-    return AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust)
+    return skeleton(config.model.path, config.model)

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tandem.workers.models import shapes
+
 
 class CheckpointNames:
     """Turns buckets of a model's tensors into those of a checkpoint.
@@ -22,8 +24,8 @@ class CheckpointNames:
         """`skeleton`: the model on the meta device."""
         self._model = skeleton
         own = dict(skeleton.state_dict())
-        whole = _shapes(self._revert(own))
-        self._is_same = whole == _shapes(own)
+        whole = shapes(self._revert(own))
+        self._is_same = whole == shapes(own)
         self._alone = set() if self._is_same else {name for name in own if self._stands_alone(name, own[name], whole)}
         self._together = own.keys() - self._alone
         self._waiting: dict[str, Tensor] = {}
@@ -48,11 +50,7 @@ class CheckpointNames:
     def _stands_alone(self, name: str, tensor: Tensor, whole: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether a tensor gives its part of the checkpoint without others."""
         try:
-            part = _shapes(self._revert({name: tensor}))
+            part = shapes(self._revert({name: tensor}))
         except Exception:  # an operation that misses its other operands
             return False
         return all(whole.get(key) == shape for key, shape in part.items())
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.platform.config import ConfigError, ModelConfig
-from tandem.workers.models import LOAD_ERRORS, cannot_load, skeleton
+from tandem.workers.models import LOAD_ERRORS, cannot_load, shapes, skeleton
 from tandem.workers.tokenizer import load_tokenizer
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".gguf", ".tflite")
@@ -59,7 +59,7 @@ def check_description(path: str, config: ModelConfig, folder: Path) -> None:
             f"the model at {path} does not say where its embedding is: its class {type(own).__name__} needs "
             "get_input_embeddings, as `transformers` asks of every language model"
         ) from None
-    if type(model).__name__ != type(own).__name__ or _shapes(model) != _shapes(own):
+    if type(model).__name__ != type(own).__name__ or shapes(model.state_dict()) != shapes(own.state_dict()):
         raise ConfigError(
             f"the model at {path} cannot be exported: its files besides weights make another model, "
             f"{type(model).__name__} in place of {type(own).__name__}"
@@ -119,10 +119,6 @@ def _in_config_file(path: str) -> Any:
 def _ids(value: Any) -> set[int]:
     """One id, several, or none as a set."""
     return {int(token) for token in (value if isinstance(value, list | tuple) else [value]) if token is not None}
-
-
-def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _folder(path: str) -> Path:

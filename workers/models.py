@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,11 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 found[f"{owner}.{name}" if owner else name] = buffer
     return found
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def set_buffer(model: nn.Module, path: str, tensor: Tensor) -> None:
