@@ -14,8 +14,8 @@ import torch
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.config import ConfigError, RewardConfig
 from tandem.platform.rewards import Outcome, RewardError, Sample, shorten
+from tandem.workers.reward_pool import RewardPool
 from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device, show_stacks_on_request, use_threads
-from tandem.workers.sandbox import RewardPool
 
 if TYPE_CHECKING:
     from tandem.workers.reward_model import RewardModel

@@ -16,7 +16,7 @@ from reward_cases import alive, assert_gone, samples
 
 from tandem.platform.rewards import Outcome, RewardError, Sample
 from tandem.platform.search_path import without_sources
-from tandem.workers.sandbox import RewardPool
+from tandem.workers.reward_pool import RewardPool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,7 +108,7 @@ def test_close_ends_processes_and_calls(functions: str) -> None:
 def test_processes_die_with_a_killed_parent(functions: str) -> None:
     code = f"""
 from tandem.platform.rewards import Sample
-from tandem.workers.sandbox import RewardPool
+from tandem.workers.reward_pool import RewardPool
 pool = RewardPool([{functions!r}], processes=2, timeout_s=1000)
 pool.submit([Sample("q", "gil", None, 1, False)])
 print(*pool.pids(), flush=True)
@@ -149,7 +149,7 @@ NAMES = [
         "units",
         "grading",
         "rewards",
-        "sandbox",
+        "reward_pool",
         "sync",
         "cluster",
         "learning",
@@ -195,12 +195,26 @@ def test_sources_of_tandem_are_not_looked_into() -> None:
     assert without_sources(["", "/other"]) == [entry for entry in (os.getcwd(), "/other") if entry != str(ROOT)]
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "launch").glob("*.py")))
-def test_a_script_does_not_offer_its_folder(script: str) -> None:
-    """Run as a file, as `python launch/main.py`, up to where it would begin its work."""
-    code = (
-        "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; sys.argv[1:] = ['--help']\n"
-        "try: runpy.run_path(sys.path[0] + '/' + name, run_name='not main')\n"
-        "finally: import tandem.launch; assert not [entry for entry in sys.path if entry.endswith('/launch')], sys.path"
-    )
-    subprocess.run([sys.executable, "-c", code, str(ROOT / "launch"), script], check=True)
+EACH_SCRIPT = """
+import os, runpy, sys
+import omegaconf, psutil, torch, transformers  # once for all; nothing of tandem
+folder, *names = sys.argv[1:]
+sys.argv[1:] = ["--help"]
+for name in names:
+    if os.fork() == 0:
+        sys.path.insert(0, folder)
+        runpy.run_path(f"{folder}/{name}", run_name="not main")
+        import tandem.launch
+        offered = [entry for entry in sys.path if entry.endswith("/launch")]
+        sys.stdout.flush()
+        os._exit(len(offered))
+    if os.wait()[1]:
+        sys.exit(f"{name} offers its folder, or cannot be run")
+"""
+
+
+def test_a_script_does_not_offer_its_folder() -> None:
+    """Run as a file, as `python launch/main.py`, up to where it would begin its work; each in a process of its own."""
+    names = sorted(path.name for path in (ROOT / "launch").glob("*.py"))
+    assert len(names) > 15
+    subprocess.run([sys.executable, "-c", EACH_SCRIPT, str(ROOT / "launch"), *names], check=True)

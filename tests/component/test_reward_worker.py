@@ -119,6 +119,7 @@ def test_a_crash_costs_one_sample(make: Callable[..., RewardWorker], functions: 
 def test_prints_do_not_disturb(make: Callable[..., RewardWorker], functions: str, capfd: Any) -> None:
     worker = make(functions={}, function=functions)
     assert [score.reward for score in worker.score([rollout("print"), rollout("a")])] == [0.5, 0.5]
+    worker.close()  # what is printed is passed on beside the scores
     out, err = capfd.readouterr()
     assert out == ""
     assert err == "[1.0, null, null]\nto file descriptor 1\n"

@@ -3,12 +3,19 @@
 Each process is owned by one thread of the pool, which starts it, feeds it, times each function from outside, and kills
 and replaces it. There are no signals and no alarms, so a pool works in any thread, in an asyncio executor and in a Ray
 actor.
+
+This isolates faults; it is no security boundary. Reward functions are code of the user, with the user's rights. Accidents
+cost their own sample: endless loops, crashes, memory, forks and processes left behind, floods of output, bytes written to
+a wrong descriptor, a kill of the parent. A function that wants to can still read the run's environment and files, send
+signals to any process of the user, and change what a later function in the same process sees. Code written by a model must
+not be run by a reward function.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import queue
@@ -17,15 +24,17 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tandem.platform.rewards import Outcome, RewardError, Sample
 from tandem.platform.search_path import without_sources
+from tandem.workers.frames import ProtocolError, new_nonce, receive, send
 
 STARTUP_S = 60.0  # a user's file may import much
+END_S = 7.0  # for a process and all that it has started
+LARGEST_ANSWER = 2**24  # bytes
 LARGEST_CHUNK = 32  # samples sent at a time
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
@@ -138,21 +147,27 @@ class RewardPool:
 
     def _work(self, child: _Child | None, task: _Task) -> _Child | None:
         """Runs one task on the child, or on a new one; returns the child if it is still fit for work."""
-        if child is None or child.has_ended():
+        if child is None or not child.is_fit():
             self._discard(child)
             child = self._spawn()
         child.send((task.samples, task.first), self._startup_s)
         count = len(self._functions)
         for unit in range(task.first, len(task.samples) * count):
-            outcome = child.outcome(self._timeout_s)
-            task.call.set(task.start + unit // count, unit % count, outcome)
+            if unit > task.first and not child.is_fit():  # it broke after the last answer: this unit is not to blame
+                self._replace(child, task, unit)
+                return None
+            task.call.set(task.start + unit // count, unit % count, child.outcome(self._timeout_s))
             if child.lost:
-                self._discard(child)
-                done, first = divmod(unit + 1, count)
-                rest = task.samples[done:]
-                self._put(_Task(task.call, task.start + done, rest, first), max(1, len(rest) // len(self._threads)))
+                self._replace(child, task, unit + 1)
                 return None
         return child
+
+    def _replace(self, child: _Child, task: _Task, unit: int) -> None:
+        """Ends the child and queues its task from `unit` on."""
+        self._discard(child)
+        done, first = divmod(unit, len(self._functions))
+        rest = task.samples[done:]
+        self._put(_Task(task.call, task.start + done, rest, first), max(1, len(rest) // len(self._threads)))
 
     def _spawn(self) -> _Child:
         with self._lock:  # no child may appear after close() has looked for them
@@ -238,88 +253,104 @@ class _Child:
 
     def __init__(self, functions: Sequence[str], memory_mb: int) -> None:
         self.lost = False  # timed out or dead: of no more use
-        self._socket, theirs = socket.socketpair()
-        self._buffer = bytearray()
-        self._lines: list[bytes] = []
-        numbers = [str(number) for number in (theirs.fileno(), os.getpid(), memory_mb)]
+        self._channel, theirs = socket.socketpair()
         path = os.pathsep.join(without_sources(sys.path, os.environ.get("PYTHONPATH", "")))
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tandem.workers.reward_process", *numbers, *functions],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "tandem.workers.reward_process"],
+                stdin=theirs.fileno(),
+                stdout=2,  # the log
                 env={**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path},
-                start_new_session=True,  # a group, so that what a function starts can be killed with it; no Ctrl-C
+                start_new_session=True,  # no Ctrl-C
             )
+        self._start = {"functions": list(functions), "memory_mb": memory_mb, "pool": os.getpid()}
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the functions are loaded; RewardError if they cannot be."""
         try:
-            failed = self._next(timeout_s)["failed"]
+            failed = json.loads(self._ask(json.dumps(self._start).encode(), timeout_s))["failed"]
         except TimeoutError:
             raise RewardError(f"a reward process did not start within {timeout_s:g} s") from None
         except EOFError:
             raise RewardError(f"a reward process ended while it started ({self._ending()})") from None
+        except ProtocolError as error:
+            raise RewardError(
+                f"a reward function wrote to the channel of its process while it was loaded: {error}"
+            ) from None
         if failed is not None:
             raise RewardError(failed)
 
     def send(self, message: Any, timeout_s: float) -> None:
         """Hands over a chunk."""
-        body = pickle.dumps(message)
-        self._socket.settimeout(timeout_s)
-        with contextlib.suppress(ConnectionError):  # it died just now: `outcome` says so
-            self._socket.sendall(len(body).to_bytes(8, "big") + body)
+        with contextlib.suppress(ConnectionError, TimeoutError):  # `outcome` says so
+            send(self._channel, new_nonce(), pickle.dumps(message), timeout_s)
 
     def outcome(self, timeout_s: float) -> Outcome:
-        """The next outcome; a process that gives none in time, or ends, is lost."""
+        """The outcome of the next unit; a process that gives none in time, ends, or breaks the protocol is lost."""
+        self.lost = True
         try:
-            value, problem, detail, steps = self._next(timeout_s)
-            return Outcome(value, problem, detail, tuple((end, reward) for end, reward in steps))
+            outcome = _as_outcome(self._ask(b"", timeout_s))
         except TimeoutError:
-            self.lost = True
             return Outcome(None, "timeout", f"took over {timeout_s:g} s")
         except EOFError:
-            self.lost = True
             return Outcome(None, "crash", f"the process ended ({self._ending()})")
+        except ProtocolError as error:
+            return Outcome(None, "crash", f"wrote to the channel of its process: {error}")
+        self.lost = False
+        return outcome
+
+    def is_fit(self) -> bool:
+        """Whether the process lives, and has said nothing that it was not asked for."""
+        self._channel.settimeout(0)
+        try:
+            self._channel.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            pass
+        return False
 
     def kill(self) -> None:
-        """Kills the process and what it started, and waits for its end."""
+        """Ends the process and what it started, and waits for their end."""
         with contextlib.suppress(ProcessLookupError):
-            if self.process.returncode is None:  # else its number may be another's by now
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+            self.process.terminate()
+            self.process.send_signal(signal.SIGCONT)  # a function may have stopped it
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def release(self) -> None:
         """Gives back the socket; only the owning thread may."""
-        self._socket.close()
+        self._channel.close()
 
-    def _next(self, timeout_s: float) -> Any:
-        """The next message; TimeoutError, or EOFError at the end of the process."""
-        deadline = time.monotonic() + timeout_s
-        while not self._lines:
-            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                data = self._socket.recv(2**16)
-            except ConnectionError:
-                data = b""
-            if not data:
-                raise EOFError
-            *lines, self._buffer[:] = (self._buffer + data).split(b"\n")
-            self._lines = [bytes(line) for line in reversed(lines)]
-        return json.loads(self._lines.pop())
-
-    def has_ended(self) -> bool:
-        """Whether the process is dead. It is not reaped yet, so that its group can still be killed safely."""
+    def _ask(self, body: bytes, timeout_s: float) -> bytes:
+        """The answer; TimeoutError, EOFError at the end of the process, or ProtocolError."""
+        nonce = new_nonce()
         try:
-            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-        except ChildProcessError:
-            return True
+            send(self._channel, nonce, body, timeout_s)
+        except ConnectionError:
+            raise EOFError from None
+        return receive(self._channel, nonce, limit=LARGEST_ANSWER, timeout_s=timeout_s)[1]
 
     def _ending(self) -> str:
         """How the process ended, after its socket has closed."""
-        deadline = time.monotonic() + 1.0
-        while not self.has_ended() and time.monotonic() < deadline:
-            time.sleep(0.002)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_S)
         self.kill()
         code = self.process.returncode
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def _as_outcome(answer: bytes) -> Outcome:
+    """An answer as an outcome; ProtocolError if it is none."""
+    try:
+        value, problem, detail, pairs = json.loads(answer)
+        steps = tuple((int(end), float(reward)) for end, reward in pairs)
+        outcome = Outcome(None if value is None else float(value), problem, str(detail), steps)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProtocolError(f"an answer that is no outcome ({error})") from None
+    if outcome.value is not None and not math.isfinite(outcome.value):
+        raise ProtocolError("an answer that is no finite number")
+    return outcome

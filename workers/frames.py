@@ -1,0 +1,67 @@
+"""Messages over a stream socket: a nonce, the length of the body, the body.
+
+An answer carries the nonce of its question, so bytes that nobody asked for are never taken for an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+
+NONCE_BYTES = 16
+LARGEST_BODY = 2**31 - 1
+_HEADER = struct.Struct(f"!{NONCE_BYTES}sI")
+
+
+class ProtocolError(Exception):
+    """Something else than the expected answer arrived."""
+
+
+def new_nonce() -> bytes:
+    """A nonce that cannot be guessed."""
+    return os.urandom(NONCE_BYTES)
+
+
+def send(channel: socket.socket, nonce: bytes, body: bytes, timeout_s: float | None = None) -> None:
+    """Sends one message; ConnectionError or TimeoutError if the other side does not take it."""
+    channel.settimeout(timeout_s)
+    channel.sendall(_HEADER.pack(nonce, len(body)) + body)
+
+
+def receive(
+    channel: socket.socket, expected: bytes | None = None, *, limit: int = LARGEST_BODY, timeout_s: float | None = None
+) -> tuple[bytes, bytes]:
+    """The nonce and the body of the next message.
+
+    Args:
+        expected: the nonce that it must have. limit: bytes of the body. timeout_s: for the whole message, however slowly
+            its bytes come in.
+
+    Raises:
+        ProtocolError: the nonce is another, or the body is longer than `limit`.
+        TimeoutError: it was not complete in time.
+        EOFError: the other side has closed.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    nonce, size = _HEADER.unpack(_read(channel, _HEADER.size, deadline))
+    if expected is not None and nonce != expected:
+        raise ProtocolError("bytes that nobody asked for")
+    if size > limit:
+        raise ProtocolError(f"an answer of {size} bytes; at most {limit} are read")
+    return nonce, _read(channel, size, deadline)
+
+
+def _read(channel: socket.socket, count: int, deadline: float | None) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        channel.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
+        try:
+            part = channel.recv(min(count - len(data), 2**20))
+        except ConnectionError:
+            part = b""
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
