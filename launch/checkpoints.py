@@ -18,91 +18,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import safetensors.torch
 from fsspec.implementations.local import LocalFileSystem
-from torch import Tensor
 
-from tandem.launch.manifest import Manifest, Written, parse
+from tandem.launch.checkpoint import (
+    DRIVER,
+    FACTS,
+    MANIFEST,
+    NAME,
+    SUSPECT,
+    Checkpoint,
+    CheckpointError,
+    filesystem,
+    open_at,
+    suspicion,
+)
+from tandem.launch.manifest import Manifest, RunIdentity, Written, parse
 from tandem.platform.config import ConfigError
 from tandem.platform.protocols import Trained
-
-MANIFEST, DRIVER, FACTS, SUSPECT = "manifest.json", "driver.json", "facts.json", "suspect.json"
-NAME = re.compile(r"(?:^|/)step-(\d{6,})$")
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or is not what was written."""
-
-
-class Checkpoint:
-    """One checkpoint that is there."""
-
-    def __init__(self, fs: Any, path: str, manifest: Manifest) -> None:
-        self.fs, self.path, self.manifest, self.step = fs, path, manifest, manifest.step
-
-    @property
-    def suspicion(self) -> str | None:
-        """Why its weights are not to be trusted; None if nothing is known against them."""
-        return _suspicion(self.fs, self.path)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of the run that wrote it, by dotted key."""
-        return self.manifest.settings
-
-    def driver(self) -> dict[str, Any]:
-        """The state of the loop."""
-        return dict(self._parsed(DRIVER, dict))
-
-    def facts(self, role: str) -> list[dict[str, Any]]:
-        """What the ranks of a role kept besides tensors."""
-        return list(self._parsed(f"{role}/{FACTS}", list))
-
-    def parts(self, role: str) -> Iterator[dict[str, Tensor]]:
-        """The tensors of a role, part by part."""
-        for name in sorted(self.manifest.files):
-            if name.startswith(f"{role}/") and name.endswith(".safetensors"):
-                yield safetensors.torch.load(self._read(name))
-
-    def has(self, role: str) -> bool:
-        """Whether the role was saved."""
-        return f"{role}/{FACTS}" in self.manifest.files
-
-    def copy_model(self, folder: Path) -> None:
-        """Writes configuration and tokenizer into a local folder; names are confined to it when the manifest is read."""
-        for name in self.manifest.files:
-            if name.startswith("model/"):
-                target = folder / name.removeprefix("model/")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(self._read(name))
-
-    def _read(self, name: str) -> bytes:
-        expected = self.manifest.files[name]
-        content: bytes = self.fs.cat_file(f"{self.path}/{name}")
-        if Written(len(content), hashlib.sha256(content).hexdigest()) != expected:
-            raise CheckpointError(
-                f"{self.path}/{name} is not what was written: its content has changed. Remove {self.path} to go on from "
-                "the checkpoint before"
-            )
-        return content
-
-    def _parsed(self, name: str, kind: type) -> Any:
-        """The object or list that a file holds."""
-        try:
-            content = json.loads(self._read(name))
-        except ValueError as error:
-            raise CheckpointError(f"{self.path}/{name} is no JSON: {error}") from error
-        if not isinstance(content, kind):
-            raise CheckpointError(f"{self.path}/{name} holds {type(content).__name__}, expected {kind.__name__}")
-        return content
 
 
 class Checkpoints:
@@ -115,8 +54,10 @@ class Checkpoints:
 
     def __init__(self, url: str, keep: int, keep_best: int = 0) -> None:
         self.keep, self.keep_best = keep, keep_best
-        self.fs, self.root = _filesystem(url)
+        self.fs, self.root = filesystem(url)
         self._is_local = isinstance(self.fs, LocalFileSystem)
+        self.run: RunIdentity | None = None  # that writes them
+        self.check_alone: Callable[[], None] = lambda: None  # raises LeaseLost if another run writes here
 
     def save(
         self,
@@ -134,7 +75,9 @@ class Checkpoints:
 
         Raises:
             CheckpointError: it could not be written; the older ones are as they were.
+            LeaseLost: another run writes here.
         """
+        self.check_alone()
         place = f"{self.root}/step-{step:06d}"
         draft = f"{self.root}/.{uuid.uuid4().hex[:8]}.part" if self._is_local else place
         try:
@@ -143,7 +86,7 @@ class Checkpoints:
                 if self.fs.exists(f"{place}/{name}"):
                     self.fs.rm_file(f"{place}/{name}")  # without manifest it is not whole
             files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
-            self._write(f"{draft}/{MANIFEST}", Manifest(step, score, settings, files).as_json())
+            self._write(f"{draft}/{MANIFEST}", Manifest(step, score, settings, files, self.run).as_json())
             if self._is_local:
                 self._sync_folders(draft)
                 if self.fs.exists(place):  # of a course that was given up
@@ -155,11 +98,19 @@ class Checkpoints:
             if self._is_local:
                 self._remove(draft)
             raise CheckpointError(
-                f"checkpoint of step {step}: {self.root} cannot be written: {error}. The checkpoints there are as they "
-                "were. Make room or set checkpoint.dir, and start the run again: it goes on from the newest"
+                f"checkpoint of step {step}: {self.root} cannot be written: {error}. {self._after_failure()}"
             ) from error
         self._retire(step)
         return place
+
+    def _after_failure(self) -> str:
+        newest = self.newest()
+        if newest is None:
+            return "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it begins anew"
+        return (
+            "The checkpoints there are as they were. Make room and start the run again: it goes on from the newest. Or set "
+            f"checkpoint.dir to another place and checkpoint.resume={newest}"
+        )
 
     def find(self, resume: str, note: Callable[[str], None]) -> Checkpoint | None:
         """The checkpoint that `checkpoint.resume` means: the newest whole one for auto.
@@ -170,15 +121,15 @@ class Checkpoints:
         if resume == "never":
             return None
         if resume != "auto":
-            fs, path = _filesystem(resume)
-            asked = _open(fs, path.rstrip("/"))
+            fs, path = filesystem(resume)
+            asked = open_at(fs, path.rstrip("/"))
             if asked.suspicion:
                 note(f"warning: {asked.path} is suspect: {asked.suspicion}")
             return asked
         broken, is_suspect = [], False
         for path in reversed(self._folders()):
             try:
-                found = _open(self.fs, path)
+                found = open_at(self.fs, path)
             except ConfigError as error:
                 broken.append(str(error))
                 continue
@@ -222,16 +173,24 @@ class Checkpoints:
         """Whether there is anything of a checkpoint, whole or not."""
         return bool(self._folders())
 
+    def holds(self, found: Checkpoint) -> bool:
+        """Whether a checkpoint lies here."""
+        return found.path in self._folders()
+
+    def newest(self) -> str | None:
+        """The path of the newest whole checkpoint with nothing against it."""
+        return next(filter(self._can_go_on_from, reversed(self._folders())), None)
+
     def is_newest(self, found: Checkpoint | None) -> bool:
         """Whether this is a checkpoint of this run, and all later ones are damaged or suspect."""
-        folders = self._folders()
-        if found is None or found.path not in folders:
+        if found is None or not self.holds(found):
             return False
+        folders = self._folders()
         return not any(map(self._can_go_on_from, folders[folders.index(found.path) + 1 :]))
 
     def _can_go_on_from(self, path: str) -> bool:
         try:
-            return _open(self.fs, path).suspicion is None
+            return open_at(self.fs, path).suspicion is None
         except ConfigError:
             return False
 
@@ -239,7 +198,7 @@ class Checkpoints:
         """Path and score of every checkpoint with a manifest that can be read and nothing against it, oldest step first."""
         found = []
         for path in self._folders():
-            if _suspicion(self.fs, path):
+            if suspicion(self.fs, path):
                 continue
             with suppress(FileNotFoundError, ConfigError):  # ConfigError: cut off
                 found.append((path, parse(self.fs.cat_file(f"{path}/{MANIFEST}"), f"{path}/{MANIFEST}").score))
@@ -260,7 +219,7 @@ class Checkpoints:
         whole = [(path, score) for path, score in self._whole() if _step_of(path) <= step]
         scored = sorted(((path, score) for path, score in whole if score is not None), key=lambda pair: -pair[1])
         kept = {path for path, _ in [*whole[-self.keep :], *scored[: self.keep_best]]}
-        suspect = [path for path in self._folders() if _step_of(path) < step and _suspicion(self.fs, path)]
+        suspect = [path for path in self._folders() if _step_of(path) < step and suspicion(self.fs, path)]
         for path in [*(path for path, _ in whole), *suspect]:
             if path not in kept:
                 self._remove(path)
@@ -296,17 +255,6 @@ class Checkpoints:
             _sync(folder)
 
 
-def _suspicion(fs: Any, path: str) -> str | None:
-    try:
-        content = json.loads(fs.cat_file(f"{path}/{SUSPECT}"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError):
-        content = None  # it is marked, whatever has become of the reason
-    why = content.get("why") if isinstance(content, dict) else None
-    return str(why or "it is marked as suspect")
-
-
 def _step_of(path: str) -> int:
     match = NAME.search(path)
     assert match is not None, f"{path} is no checkpoint"
@@ -319,54 +267,13 @@ def open_newest(path: str) -> Checkpoint:
     Raises:
         ConfigError: there is none.
     """
-    fs, root = _filesystem(path)
+    fs, root = filesystem(path)
     if NAME.search(root):
-        return _open(fs, root)
+        return open_at(fs, root)
     found = Checkpoints(path, keep=1).find("auto", lambda text: None)
     if found is None:
         raise ConfigError(f"{path}: no checkpoint there, and no folder of checkpoints")
     return found
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"checkpoint.dir={url}: {error}. Install what it needs, or give a folder") from error
-    return fs, str(root).rstrip("/")
-
-
-def _open(fs: Any, path: str) -> Checkpoint:
-    """The checkpoint at a path, if every file is there with its size.
-
-    Raises:
-        ConfigError: what is missing.
-    """
-    try:
-        content = fs.cat_file(f"{path}/{MANIFEST}")
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is no whole checkpoint: it has no {MANIFEST}, which is written last") from None
-    except OSError as error:
-        raise ConfigError(f"{path} is no whole checkpoint: {MANIFEST} cannot be read: {error}") from error
-    manifest = parse(content, f"{path}/{MANIFEST}")
-    for name, expected in manifest.files.items():
-        if link := _link_on_the_way(fs, path, name):
-            raise ConfigError(f"{path} is no checkpoint as it was written: {link} is a link, which is not followed")
-        size = fs.size(f"{path}/{name}") if fs.exists(f"{path}/{name}") else None
-        if size != expected.bytes:
-            there = "is missing" if size is None else f"has {size} bytes"
-            raise ConfigError(f"{path} is no whole checkpoint: {name} {there}, {expected.bytes} bytes were written")
-    return Checkpoint(fs, path, manifest)
-
-
-def _link_on_the_way(fs: Any, path: str, name: str) -> str | None:
-    """The first part of a name below a local folder that is a link."""
-    place = path
-    for part in name.split("/") if isinstance(fs, LocalFileSystem) else ():
-        place = f"{place}/{part}"
-        if os.path.islink(place):
-            return place
-    return None
 
 
 def _files(

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0 if arguments else 2
-    from tandem.launch.checkpoints import CheckpointError
+    from tandem.launch.checkpoint import CheckpointError
     from tandem.platform.config import ConfigError
     from tandem.platform.redact import redacted
 
@@ -72,7 +72,8 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tandem.launch.checkpoints import CheckpointError, open_newest
+    from tandem.launch.checkpoint import CheckpointError
+    from tandem.launch.checkpoints import open_newest
     from tandem.platform.config import ConfigError
     from tandem.platform.rewards import shorten
     from tandem.workers.models import DTYPES, LOAD_ERRORS, saved_tensors
@@ -111,7 +112,7 @@ def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) 
     """The model with the files of its `description`, whole or not at all."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from tandem.launch.checkpoints import CheckpointError
+    from tandem.launch.checkpoint import CheckpointError
     from tandem.workers.models import saved_tensors
 
     draft = to.absolute().with_name(f".{to.absolute().name}.{os.getpid()}.part")

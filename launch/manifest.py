@@ -22,6 +22,14 @@ class Written:
 
 
 @dataclass(frozen=True)
+class RunIdentity:
+    """What tells a run from others of its name."""
+
+    id: str
+    folder: str  # of its records, as an absolute path
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a checkpoint consists of. Every name is that of a file below the checkpoint's folder."""
 
@@ -29,6 +37,7 @@ class Manifest:
     score: float | None
     settings: Mapping[str, Any]  # of the run that wrote it, by dotted key
     files: Mapping[str, Written]
+    run: RunIdentity | None = None  # that wrote it
 
     def as_json(self) -> bytes:
         """What `parse` reads."""
@@ -58,7 +67,15 @@ def parse(content: bytes, where: str) -> Manifest:
         )
         for name, facts in _typed(found.get("files"), dict, "files", where).items()
     }
-    return Manifest(step, score, _typed(found.get("settings"), dict, "settings", where), files)
+    settings = _typed(found.get("settings"), dict, "settings", where)
+    return Manifest(step, score, settings, files, _run(found.get("run"), where))
+
+
+def _run(found: Any, where: str) -> RunIdentity | None:
+    if found is None:
+        return None
+    facts = _typed(found, dict, "run", where)
+    return RunIdentity(*(_typed(facts.get(field), str, f"run.{field}", where) for field in ("id", "folder")))
 
 
 def confined(name: str, where: str) -> str:

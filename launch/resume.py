@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tandem.launch.checkpoints import Checkpoint, Checkpoints
+from tandem.launch.checkpoint import Checkpoint
+from tandem.launch.checkpoints import Checkpoints
 from tandem.launch.facts import flat
 from tandem.platform.batch import TrainBatch
 from tandem.platform.config import Config, ConfigError

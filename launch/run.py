@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,23 +14,25 @@ from typing import Any
 import psutil
 
 from tandem.launch import prepare, report
-from tandem.launch.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from tandem.launch.checkpoint import Checkpoint, CheckpointError
+from tandem.launch.checkpoints import Checkpoints
 from tandem.launch.display import Display, make_display
-from tandem.launch.facts import about, for_trackers
+from tandem.launch.facts import for_trackers
+from tandem.launch.folder import claimed, folder_of, make_folder, name_run
+from tandem.launch.lease import only_writer
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
 from tandem.launch.signals import Signals, Terminated
 from tandem.launch.sinks import Sinks
-from tandem.launch.versions import versions
 from tandem.platform.alarms import alarms
 from tandem.platform.algorithms import Algorithm, resolve
-from tandem.platform.config import Config, ConfigError
+from tandem.platform.config import Config
 from tandem.platform.driver import Driver, StepResult
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles, TrainingError
-from tandem.platform.records import Recorder, sample_rows, write_json, write_text
-from tandem.platform.redact import redacted, redacted_values
+from tandem.platform.records import Recorder, sample_rows
+from tandem.platform.redact import redacted
 from tandem.platform.spans import Spans
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
@@ -89,12 +89,12 @@ def run(config: Config, started_at: float) -> int:
     name_run(config, started_at)
     notes: list[str] = []
     checkpoints = checkpoints_of(config)
-    found = checkpoints.find(config.checkpoint.resume, notes.append)
-    if found:
-        notes.append(f"going on after step {found.step}, from {found.path}")
-        notes += [f"changed since: {change}" for change in changes(config, found)]
-    with claimed(Path(config.run.dir) / str(config.run.name)):
-        folder = make_folder(config, started_at, checkpoints, found)
+    with claimed(folder_of(config)), only_writer(checkpoints.fs, checkpoints.root, notes.append) as checkpoints.check_alone:
+        found = checkpoints.find(config.checkpoint.resume, notes.append)
+        if found:
+            notes.append(f"going on after step {found.step}, from {found.path}")
+            notes += [f"changed since: {change}" for change in changes(config, found)]
+        folder = make_folder(config, started_at, checkpoints, found, notes.append)
         return _recorded(config, folder, started_at, checkpoints, found, notes)
 
 
@@ -242,92 +242,6 @@ def roles_of(
         ray_roles = RayRoles(config, algorithm, path, cpus)
         stack.callback(ray_roles.close)
         yield ray_roles.wait()
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[int]:
-    """A folder, made if need be, which no other process writes runs into during the body.
-
-    The lock is that of the descriptor which is given; a child that inherits it holds the folder on.
-
-    Raises:
-        ConfigError: another process does, or the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run.dir={folder.parent}: the run's folder cannot be written: {error}") from error
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor, folder)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another process trains into {folder}. Wait for it to end, or set another folder or name"
-        ) from error
-    except OSError:  # some network file systems cannot lock a folder
-        return
-
-
-def name_run(config: Config, started_at: float) -> None:
-    """Fills in run.name."""
-    if config.run.name is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started_at))
-        config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
-
-
-def make_folder(config: Config, started_at: float, checkpoints: Checkpoints, found: Checkpoint | None) -> Path:
-    """The run's folder with `config.yaml`, `versions.json` and `run.json`.
-
-    Raises:
-        ConfigError: it holds a run already, and this one does not go on from its newest checkpoint.
-    """
-    folder = Path(config.run.dir) / str(config.run.name)
-    if config.checkpoint.dir is not None and checkpoints.has_any() and not checkpoints.is_newest(found):
-        raise ConfigError(
-            f"{checkpoints.root} holds checkpoints of a run of this name, and with checkpoint.resume="
-            f"{config.checkpoint.resume} this one does not go on from the newest. Set another run.name"
-        )
-    if (folder / "metrics.jsonl").exists() and not _never_began(folder) and not checkpoints.is_newest(found):
-        if found is None:
-            raise ConfigError(
-                f"{folder} holds a run already, without a checkpoint to go on from (checkpoint.resume="
-                f"{config.checkpoint.resume}). Set another run.name, or move the folder away"
-            )
-        raise ConfigError(
-            f"{folder} holds a run already, and checkpoint.resume={config.checkpoint.resume} is not its newest checkpoint. "
-            "Set another run.name to branch off from there"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").unlink(missing_ok=True)
-        write_text(folder / "config.yaml", _as_yaml(config))
-        write_json(folder / "versions.json", versions())
-        write_json(folder / "run.json", about(config, started_at))
-    except OSError as error:
-        raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
-    checkpoints.check_writable()
-    return folder
-
-
-def _never_began(folder: Path) -> bool:
-    """Whether the run in `folder` ended before it measured anything, so that nothing is lost with it."""
-    return (folder / "summary.json").exists() and (folder / "metrics.jsonl").stat().st_size == 0
-
-
-def _as_yaml(config: Config) -> str:
-    """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
-    from omegaconf import OmegaConf
-
-    values = OmegaConf.to_container(OmegaConf.structured(config), resolve=False)
-    return OmegaConf.to_yaml(OmegaConf.create(redacted_values(values)))
 
 
 class Keeper:

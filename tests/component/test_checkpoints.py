@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from tandem.launch import checkpoints as module
-from tandem.launch.checkpoints import CheckpointError, Checkpoints, open_newest
+from tandem.launch.checkpoint import CheckpointError
+from tandem.launch.checkpoints import Checkpoints, open_newest
 from tandem.platform.config import ConfigError
 
 WRITER = """

@@ -11,7 +11,8 @@ import pytest
 from test_checkpoints import save
 
 from tandem.launch import export
-from tandem.launch.checkpoints import CheckpointError, Checkpoints, open_newest
+from tandem.launch.checkpoint import CheckpointError
+from tandem.launch.checkpoints import Checkpoints, open_newest
 from tandem.launch.manifest import parse
 from tandem.platform.config import ConfigError
 

@@ -151,6 +151,49 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(
     assert "the disk is full" in said
 
 
+def full_disk(*given: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("way", [[], ["checkpoint.dir=elsewhere"]], ids=["make room", "another place"])
+def test_the_advice_for_a_failed_first_checkpoint_can_be_followed(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], way: list[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("tandem.launch.resume.save_description", full_disk)
+        assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 1
+    said = capfd.readouterr().err
+    assert "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it begins anew" in said
+    monkeypatch.chdir(tmp_path)
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2", *way) == 0
+    assert [record["step"] for record in records(tmp_path)] == [1, 2]
+    assert (tmp_path / "r" / "attempts" / "1" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["make room", "another place"])
+def test_the_advice_for_a_failed_later_checkpoint_can_be_followed(
+    tiny_path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_elsewhere: bool,
+) -> None:
+    assert train(tiny_path, tmp_path / "straight", "algo=grpo", "run.steps=4") == 0
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("tandem.launch.resume.save_description", full_disk)
+        assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 1
+    said = capfd.readouterr().err
+    assert "Make room and start the run again: it goes on from the newest" in said
+    advice = f"checkpoint.resume={tmp_path}/r/checkpoints/step-000002"
+    assert f"Or set checkpoint.dir to another place and {advice}" in said
+    way = [f"checkpoint.dir={tmp_path}/elsewhere", advice] if is_elsewhere else []
+    assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4", *way) == 0
+    assert records(tmp_path) == records(tmp_path / "straight")
+    if is_elsewhere:
+        assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=5", way[0]) == 0
+
+
 def test_a_run_whose_folder_was_deleted_does_not_end_well(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -286,7 +286,7 @@ def test_a_branch_from_an_older_checkpoint(tiny_path: str, tmp_path: Path) -> No
     """In its own folder; in that of the run it would mix two courses."""
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 0
     older = f"checkpoint.resume={tmp_path}/r/checkpoints/step-000002"
-    with pytest.raises(ConfigError, match="is not its newest checkpoint"):
+    with pytest.raises(ConfigError, match="does not go on from its newest checkpoint"):
         train(tiny_path, tmp_path, "algo=grpo", "run.steps=6", older)
     assert train(tiny_path, tmp_path / "branch", "algo=grpo", "run.steps=3", older) == 0
     assert [record["step"] for record in records(tmp_path / "branch")] == [3]
