@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -89,30 +88,6 @@ def test_going_on_is_going_straight(tiny_path: str, tmp_path: Path, kind: str) -
     if kind == "ppo":
         assert straight[3]["kl/coef"] != straight[0]["kl/coef"]  # the controller's state matters here
         assert straight[2]["policy/kl" if "policy/kl" in straight[2] else "kl/sampled"] > 0  # the reference stays the first
-
-
-def test_a_killed_run_goes_on(tiny_path: str, tmp_path: Path, repo: Path) -> None:
-    """On Ray, all of it gone in the middle of a step; what was measured after the checkpoint is measured again."""
-    assert train(tiny_path, tmp_path / "a", *KINDS["grpo"], "run.steps=5") == 0
-    more = [
-        *KINDS["grpo"],
-        f"model.path={tiny_path}",
-        "placement.threads_per_rank=1",
-        "run.steps=5000",
-        f"run.dir={tmp_path / 'b'}",
-    ]
-    command = [sys.executable, "launch/main.py", *SMALL[1:], *more]
-    process = subprocess.Popen(command, cwd=repo, start_new_session=True)
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not (tmp_path / "b/r/checkpoints/step-000002").exists():
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert 2 <= saved(tmp_path / "b")[-1] < 5, "killed too late to tell"
-    assert train(tiny_path, tmp_path / "b", *KINDS["grpo"], "run.steps=5") == 0
-    assert records(tmp_path / "a") == records(tmp_path / "b")
-    one, other = state(tmp_path / "a", 5), state(tmp_path / "b", 5)
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def test_another_number_of_ranks_goes_on_with_the_next_prompts(tiny_path: str, tmp_path: Path, repo: Path) -> None:
