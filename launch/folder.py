@@ -103,7 +103,7 @@ def make_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").unlink(missing_ok=True)
-        write_text(folder / "config.yaml", _as_yaml(config))
+        write_text(folder / "config.yaml", as_yaml(config))
         write_json(folder / "versions.json", versions())
         write_json(folder / "run.json", {**about(config, started_at), "id": checkpoints.run.id})
     except OSError as error:
@@ -188,7 +188,7 @@ def _object(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _as_yaml(config: Config) -> str:
+def as_yaml(config: Config) -> str:
     """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
     from omegaconf import OmegaConf
 

@@ -10,7 +10,7 @@ import pytest
 import tandem.conf
 from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
 from tandem.launch.facts import flat
-from tandem.launch.run import _as_yaml
+from tandem.launch.folder import as_yaml
 from tandem.launch.runs import read
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.validate import validate
@@ -245,7 +245,7 @@ def test_a_text_is_what_is_typed(text: str, tmp_path: Path) -> None:
     assert {"run.name", "run.dir", "run.steps", "algo.paper"} <= given
     folder = tmp_path / text
     folder.mkdir()
-    (folder / "config.yaml").write_text(_as_yaml(config))
+    (folder / "config.yaml").write_text(as_yaml(config))
     assert read(folder)["settings"]["run.name"] == text
     assert json.loads(json.dumps(flat(config)))["run.name"] == text
 
