@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import tandem.conf
 from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
@@ -284,3 +287,51 @@ def test_a_reference_is_another_setting() -> None:
 def test_a_dictionary_of_numbers_names_its_functions_as_typed() -> None:
     config, _ = compose(["reward.functions={1e3: 1.0, 2.10: 2}"])
     assert config.reward.functions == {"1e3": 1.0, "2.10": 2.0}
+
+
+CONF = Path(tandem.conf.__file__).parent
+FILES = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name in config_groups())
+
+
+def said_by(choice: str) -> dict[str, Any]:
+    """The settings in the file of a choice, by dotted key."""
+    group, _, name = choice.partition("=")
+    path = CONF / group / f"{name}.yaml"
+    content = OmegaConf.to_container(OmegaConf.load(path)) or {}
+    assert isinstance(content, dict)
+    content = content if "# @package _global_" in path.read_text() else {group: content}
+    return dict(leaves(content))
+
+
+def leaves(section: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@pytest.mark.parametrize("choice", FILES)
+def test_what_a_file_of_a_group_says_holds(choice: str) -> None:
+    """Whatever the defaults are: none of them comes later and undoes it."""
+    config, _ = compose([choice, *(["model.path=base"] if choice == "model=pretrained" else [])])
+    composed = {key: value for key, value, _ in settings(config)}
+    told = said_by(choice)
+    assert told
+    assert {key: composed[key] for key in told} == told
+
+
+def test_no_setting_is_said_by_two_groups() -> None:
+    """Else what one of two files says would depend on the order of the groups."""
+    groups: dict[str, set[str]] = {}
+    for choice in FILES:
+        for key in said_by(choice):
+            groups.setdefault(key, set()).add(choice.partition("=")[0])
+    assert {key: found for key, found in groups.items() if len(found) > 1} == {}
+
+
+def test_a_real_model_has_room_for_real_prompts() -> None:
+    config, _ = compose(["model.path=base"])
+    assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (512, 512)
+    config, _ = compose(["model.path=base", "data.max_prompt_tokens=77"])
+    assert config.data.max_prompt_tokens == 77
