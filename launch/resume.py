@@ -49,7 +49,13 @@ def changes(config: Config, checkpoint: Checkpoint) -> list[str]:
             "Set it back; or begin a new run with checkpoint.resume=never, and to keep the weights, with model.path from "
             "launch/export.py"
         )
-    return [f"{key} {was} -> {value}" for key, (was, value) in different.items() if not _is_among(key, OWN)]
+    told = {key for key in different if not _is_among(key, OWN)}
+    if any(
+        optimizer.lr_schedule != "constant" and optimizer.lr_total_steps is None
+        for optimizer in (config.actor, config.critic)
+    ):
+        told |= different.keys() & {"run.steps", "run.epochs"}  # the learning rates decay by them
+    return [f"{key} {was} -> {value}" for key, (was, value) in different.items() if key in told]
 
 
 def check_critic(checkpoint: Checkpoint, needs_critic: bool) -> None:

@@ -33,6 +33,7 @@ from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles, TrainingError
 from tandem.platform.records import Recorder, sample_rows
 from tandem.platform.redact import redacted
+from tandem.platform.schedules import with_total_steps
 from tandem.platform.spans import Spans
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
@@ -155,7 +156,8 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
     evaluations = prepare.evaluations(config, path, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
-    with roles_of(config, algorithm, path, signals, lambda why: _abandon(outputs, why)) as roles:
+    scheduled = with_total_steps(config, steps, algorithm.needs_critic)
+    with roles_of(scheduled, algorithm, path, signals, lambda why: _abandon(outputs, why)) as roles:
         display.begin(steps)
         outputs.recorder.devices = roles.devices
         spans = signals.spans = Spans(display.phase)

@@ -149,6 +149,18 @@ class OptimizerConfig:
 
     lr: float = setting(1e-6, "learning rate", at_least=0)
     lr_warmup_steps: int = setting(0, "optimizer steps of linear warm-up", at_least=0)
+    lr_schedule: str = setting(
+        "constant",
+        "learning rate after the warm-up: constant, linear or cosine decay, or wsd: stable, then linear decay",
+        choices=("constant", "linear", "cosine", "wsd"),
+    )
+    lr_total_steps: int | None = setting(
+        None, "optimizer steps, warm-up included, after which a schedule has decayed; null: all of the run", at_least=1
+    )
+    lr_min_ratio: float = setting(0.0, "share of lr that a schedule ends with", at_least=0, at_most=1)
+    lr_decay_fraction: float = setting(
+        0.1, "share of the optimizer steps after the warm-up in which wsd decays", above=0, at_most=1
+    )
     weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0)
     beta1: float = setting(0.9, "decay of the first moment", at_least=0, at_most=1)
     beta2: float = setting(0.999, "decay of the second moment", at_least=0, at_most=1)

@@ -15,6 +15,7 @@ from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, Algorithm, Est
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.metrics import TOTALS
 from tandem.platform.rewards import REWARDS
+from tandem.platform.schedules import schedule_problems
 from tandem.platform.validate_algo import algo_problems, algo_warnings
 
 SINKS = ("tensorboard", "wandb", "mlflow")
@@ -213,6 +214,17 @@ def _cluster(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
             yield f"cluster=inline has one rank per role, but {key}={count}. Set {key}=1 or cluster=local"
 
 
+def _schedules(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
+    of_schedules = {"lr_total_steps": "linear", "lr_min_ratio": "linear", "lr_decay_fraction": "wsd"}
+    for role in ("actor", "critic"):
+        schedule = getattr(config, role).lr_schedule
+        for name, needed in of_schedules.items():
+            if f"{role}.{name}" in given and (schedule == "constant" or (needed == "wsd" and schedule != "wsd")):
+                yield f"{role}.{name} is not read by {role}.lr_schedule={schedule}. Set {role}.lr_schedule={needed}"
+    if config.run.steps is not None:
+        yield from schedule_problems(config, config.run.steps, algorithm.needs_critic)
+
+
 def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     yield from algo_warnings(config, given)
     if config.critic.warmup_until is None and config.critic.warmup_steps >= (config.run.steps or math.inf):
@@ -254,5 +266,6 @@ _RELATIONS = (
     _model,
     _engine,
     _rewards,
+    _schedules,
     _cluster,
 )

@@ -28,7 +28,7 @@ from tandem.platform.tasks import Task, WorkedExample, load_task
 FORMAT = 1  # part of the cache key: raise it when the same settings must give another model
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
 MANIFEST = "manifest.json"
-MAX_POSITIONS = 512
+MAX_POSITIONS = 1024
 MAX_THREADS = 8  # more only add overhead to a model of this size
 # Wider than Qwen2's 0.02, which is made for wide models: at 128 wide this learns a task in about a third of the steps.
 INITIALIZER_RANGE = 0.05

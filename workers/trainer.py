@@ -19,6 +19,7 @@ from tandem.platform.batch import LossOutput, TrainBatch
 from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig
 from tandem.platform.metrics import add_totals
 from tandem.platform.protocols import Totals, TrainingError
+from tandem.platform.schedules import rate_factor
 from tandem.workers.footprint import Activations, baseline_bytes, model_bytes, tensor_bytes
 from tandem.workers.models import saved_tensors, set_buffer
 from tandem.workers.runtime import Rank, Rendezvous, join_process_group
@@ -135,8 +136,7 @@ class DeepSpeedBackend:
             eps=optimizer.eps,
             weight_decay=optimizer.weight_decay,
         )
-        warmup = max(optimizer.lr_warmup_steps, 1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min(1.0, (step + 1) / warmup))
+        schedule = torch.optim.lr_scheduler.LambdaLR(adam, rate_factor(optimizer))
         self.engine, *_ = deepspeed.initialize(
             model=model.to(device),
             optimizer=adam,

@@ -21,7 +21,12 @@ Steps = list[dict[str, Any]]
 def steps_of(path: str, folder: Path, *overrides: str, count: int = 3) -> Steps:
     """The records of a run of so many steps with the small random model."""
     fixed = [f"model.path={path}", f"run.dir={folder}", "run.name=r", f"run.steps={count}", "cluster=inline"]
-    small = ["data.prompts_per_step=6", "rollout.samples_per_prompt=4", "rollout.max_response_tokens=6"]
+    small = [
+        "data.prompts_per_step=6",
+        "data.max_prompt_tokens=64",
+        "rollout.samples_per_prompt=4",
+        "rollout.max_response_tokens=6",
+    ]
     quiet = ["tracking.console=none", "eval.before_training=false", "actor.lr=0.01", "task.eval_size=2"]
     config, given = compose([*fixed, *small, *quiet, *overrides])
     validate(config, given)

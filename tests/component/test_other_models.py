@@ -90,6 +90,7 @@ class OwnForCausalLM(OwnPreTrained, GenerationMixin):
 }
 SMALL = (
     *("cluster=inline", "tracking.console=none", "data.prompts_per_step=4", "rollout.max_response_tokens=1", "algo=grpo"),
+    "data.max_prompt_tokens=64",
     *("task.eval_size=2", "run.name=r", "run.steps=2", "actor.lr=0.01", "reward.functions={matching_characters: 1.0}"),
 )
 

@@ -38,6 +38,9 @@ KINDS = {
     "dapo": (
         "algo=dapo",
         "actor.lr=1e-2",
+        "actor.lr_schedule=wsd",
+        "actor.lr_total_steps=6",
+        "actor.lr_decay_fraction=0.9",
         "algo.dynamic_surplus=keep",
         "algo.dynamic_at_cap=mask",
         "reward.functions={matching_characters: 1.0}",

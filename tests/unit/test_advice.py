@@ -81,6 +81,12 @@ CASES: list[tuple[list[str], list[list[str]]]] = [
         ["algo=dapo", "algo.dynamic_surplus=keep", "rollout.top_k=4"],
         [["rollout.top_k=null", "algo.correction=truncate"]],
     ),
+    (["actor.lr_min_ratio=0.1"], [["actor.lr_min_ratio=0.1", "actor.lr_schedule=linear"]]),
+    (
+        ["actor.lr_schedule=cosine", "actor.lr_decay_fraction=0.2"],
+        [["actor.lr_decay_fraction=0.2", "actor.lr_schedule=wsd"]],
+    ),
+    (["run.steps=5", "actor.lr_schedule=cosine", "actor.lr_warmup_steps=5"], [["actor.lr_warmup_steps=4"]]),
     (["algo.kl_stop=0.1"], [["train.epochs_per_batch=2"]]),
 ]
 """What is set, and each way out: settings that replace those of the same name."""
