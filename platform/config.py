@@ -131,6 +131,8 @@ class RewardConfig:
     processes: int = setting(1, "processes that run reward functions", at_least=1)
     timeout_s: float = setting(10.0, "seconds a function may take for one sample", above=0)
     memory_limit_mb: int = setting(4096, "MiB of address space of each process", at_least=256)
+    retries: int = setting(3, "further calls of a function that raised a transient error, as of the network", at_least=0)
+    concurrency: int = setting(16, "samples that an async function scores at a time", at_least=1)
     allow_errors: bool = setting(False, "count a sample whose function raises as unscorable, instead of stopping")
     normalize: str = setting(
         "none", "divide by the running standard deviation, or subtract the mean first", choices=("none", "std", "mean_std")

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import math
 import operator
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,41 @@ RewardFunction = Callable[[Sample], Any]
 
 class RewardError(ValueError):
     """A reward function that cannot be loaded, raised, or returned something that is no reward."""
+
+
+class TransientError(Exception):
+    """For reward functions to raise where another attempt may succeed: a judge that is overloaded, a lost connection."""
+
+
+TRANSIENT = "transient"
+"""The problem of an outcome that a retry may mend; no score has it."""
+TRANSIENT_ERRORS = (TransientError, ConnectionError, TimeoutError, socket.gaierror)
+TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)  # of HTTP answers
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Whether another attempt may succeed: the error, or one that it came from, is a `TransientError`, a connection that
+    was refused or lost, a time-out, or the answer of an overloaded server.
+
+    What errors of HTTP libraries say of the status is read, not their names.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        status = getattr(error, "status_code", None) or getattr(error, "code", None)
+        status = status or getattr(getattr(error, "response", None), "status_code", None)
+        if (
+            isinstance(error, TransientError | ConnectionError | TimeoutError | socket.gaierror)
+            or status in TRANSIENT_STATUS
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives an awaitable: a coroutine function, or an object with an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 @dataclass(frozen=True)
@@ -147,8 +183,6 @@ def load_function(spec: str) -> RewardFunction:
         raise RewardError(f"{path} defines no {name!r}, which reward function {spec!r} names")
     if not callable(function):
         raise RewardError(f"{name!r} in {path} is of type {type(function).__name__}, not a function")
-    if inspect.iscoroutinefunction(function):
-        raise RewardError(f"{name!r} in {path} is async; a reward function is a plain function")
     return function  # type: ignore[no-any-return]
 
 

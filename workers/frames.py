@@ -9,10 +9,11 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Container
 
 NONCE_BYTES = 16
 LARGEST_BODY = 2**31 - 1
-_HEADER = struct.Struct(f"!{NONCE_BYTES}sI")
+HEADER = struct.Struct(f"!{NONCE_BYTES}sI")
 
 
 class ProtocolError(Exception):
@@ -27,26 +28,35 @@ def new_nonce() -> bytes:
 def send(channel: socket.socket, nonce: bytes, body: bytes, timeout_s: float | None = None) -> None:
     """Sends one message; ConnectionError or TimeoutError if the other side does not take it."""
     channel.settimeout(timeout_s)
-    channel.sendall(_HEADER.pack(nonce, len(body)) + body)
+    channel.sendall(frame(nonce, body))
+
+
+def frame(nonce: bytes, body: bytes) -> bytes:
+    """A message as it travels."""
+    return HEADER.pack(nonce, len(body)) + body
 
 
 def receive(
-    channel: socket.socket, expected: bytes | None = None, *, limit: int = LARGEST_BODY, timeout_s: float | None = None
+    channel: socket.socket,
+    expected: Container[bytes] | None = None,
+    *,
+    limit: int = LARGEST_BODY,
+    timeout_s: float | None = None,
 ) -> tuple[bytes, bytes]:
     """The nonce and the body of the next message.
 
     Args:
-        expected: the nonce that it must have. limit: bytes of the body. timeout_s: for the whole message, however slowly
+        expected: the nonces that it may have. limit: bytes of the body. timeout_s: for the whole message, however slowly
             its bytes come in.
 
     Raises:
-        ProtocolError: the nonce is another, or the body is longer than `limit`.
+        ProtocolError: the nonce is none of these, or the body is longer than `limit`.
         TimeoutError: it was not complete in time.
         EOFError: the other side has closed.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    nonce, size = _HEADER.unpack(_read(channel, _HEADER.size, deadline))
-    if expected is not None and nonce != expected:
+    nonce, size = HEADER.unpack(_read(channel, HEADER.size, deadline))
+    if expected is not None and nonce not in expected:
         raise ProtocolError("bytes that nobody asked for")
     if size > limit:
         raise ProtocolError(f"an answer of {size} bytes; at most {limit} are read")

@@ -56,6 +56,8 @@ class RewardWorker:
                 processes=config.processes,
                 timeout_s=config.timeout_s,
                 memory_limit_mb=config.memory_limit_mb,
+                retries=config.retries,
+                concurrency=config.concurrency,
             )
         if config.model is None:
             return

@@ -13,34 +13,30 @@ not be run by a reward function.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
-import pickle
 import queue
-import signal
-import socket
-import subprocess
-import sys
+import random
 import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from tandem.platform.rewards import Outcome, RewardError, Sample
-from tandem.platform.search_path import without_sources
-from tandem.workers.frames import ProtocolError, new_nonce, receive, send
+from tandem.platform.rewards import TRANSIENT, Outcome, Sample
+from tandem.workers.frames import ProtocolError
+from tandem.workers.reward_child import RewardChild
 
 STARTUP_S = 60.0  # a user's file may import much
-END_S = 7.0  # for a process and all that it has started
-LARGEST_ANSWER = 2**24  # bytes
-LARGEST_CHUNK = 32  # samples sent at a time
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+FIRST_PAUSE_S = 1.0  # before a transient error is tried again; it doubles
+ASYNC_GRACE_S = 2.0  # for an async function that does not let itself be cancelled
+POLL_S = 0.05  # between looks for more units, while others are with the process
 
 
 class RewardPool:
-    """Runs reward functions on samples in `processes` processes; safe to call from several threads at once."""
+    """Runs reward functions on samples in processes of their own; safe to call from several threads at once.
+
+    Plain functions run one sample at a time in each of `processes` processes, async ones up to `concurrency` samples at a
+    time in one process more.
+    """
 
     def __init__(
         self,
@@ -49,33 +45,42 @@ class RewardPool:
         processes: int = 1,
         timeout_s: float = 10.0,
         memory_limit_mb: int = 4096,
+        retries: int = 3,
+        concurrency: int = 16,
         startup_s: float = STARTUP_S,
     ) -> None:
         """Starts the processes; RewardError if a function (a built-in's name, or path.py:name) cannot be loaded.
 
-        `timeout_s` is for one function on one sample, `memory_limit_mb` MiB of address space for each process.
+        `timeout_s` is for one function on one sample, `memory_limit_mb` MiB of address space for each process. A function
+        that raises a transient error is called again up to `retries` times, after pauses that double.
         """
         self._functions = list(functions)
         self._timeout_s, self._memory_mb, self._startup_s = timeout_s, memory_limit_mb, startup_s
-        self._tasks: queue.Queue[_Task | None] = queue.Queue()
+        self._retries = retries
         self._lock = threading.Lock()  # guards the four below
-        self._children: set[_Child] = set()
+        self._children: set[RewardChild] = set()
         self._calls: set[Call] = set()
         self._closed = False
         self._started = 0
-        starts = [_Start() for _ in range(processes)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(start,), name=f"reward-{i}", daemon=True)
-            for i, start in enumerate(starts)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._lanes = {False: _Lane(window=1), True: _Lane(window=concurrency, polls=True)}
         try:
-            for start in starts:
-                start.wait()
+            self._is_async = self._start(self._lanes[False], processes)
+            if any(self._is_async):
+                self._start(self._lanes[True], 1)
         except BaseException:
             self.close()
             raise
+
+    def _start(self, lane: _Lane, count: int) -> list[bool]:
+        """Starts threads with a process each; returns which functions are async, once all are ready."""
+        starts = [_Start() for _ in range(count)]
+        for number, start in enumerate(starts):
+            thread = threading.Thread(target=self._serve, args=(lane, start), name=f"reward-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        kinds = [start.wait() for start in starts]
+        return kinds[0]
 
     @property
     def restarts(self) -> int:
@@ -95,8 +100,9 @@ class RewardPool:
                 raise RuntimeError("the reward pool is closed")
             if not call.done.is_set():
                 self._calls.add(call)
-        share = len(samples) // (4 * len(self._threads))  # some slack, so that no process is left with the slow ones
-        self._put(_Task(call, 0, samples, 0), min(max(share, 1), LARGEST_CHUNK))
+        for place, sample in enumerate(samples):
+            for number in range(len(self._functions)):
+                self._put(_Unit(call, place, number, sample))
         return call
 
     def run(self, samples: Sequence[Sample]) -> list[list[Outcome]]:
@@ -113,67 +119,125 @@ class RewardPool:
         for child in children:
             child.kill()
         for _ in self._threads if first else ():
-            self._tasks.put(None)
+            for lane in self._lanes.values():
+                lane.queue.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _put(self, task: _Task, size: int) -> None:
-        """Queues a task in pieces of `size` samples."""
-        for offset in range(0, len(task.samples), size):
-            piece = task.samples[offset : offset + size]
-            self._tasks.put(_Task(task.call, task.start + offset, piece, 0 if offset else task.first))
+    def _put(self, unit: _Unit) -> None:
+        self._lanes[self._is_async[unit.function]].queue.put(unit)
 
-    def _serve(self, start: _Start) -> None:
+    def _serve(self, lane: _Lane, start: _Start) -> None:
         """The life of one thread. It must outlive its child: the kernel kills the child with it."""
-        child = None
+        child: RewardChild | None = None
+        asked: dict[bytes, _Asked] = {}
         try:
-            child = self._spawn()
+            child = self._spawn(lane)
+            start.is_async = child.is_async
         except BaseException as error:
             start.error = error
         start.ready.set()
-        while (task := self._tasks.get()) is not None:
-            if task.call.done.is_set():
-                continue
+        while True:
             try:
-                child = self._work(child, task)
+                child = self._ask(child, lane, asked)
+                child = self._take(child, lane, asked)
+            except _Closed:
+                break
             except BaseException as error:
+                for unit in [one.unit for one in asked.values()]:
+                    unit.call.fail(error)
+                asked.clear()
                 self._discard(child)
                 child = None
-                task.call.fail(error)
-            if task.call.done.is_set():
-                with self._lock:
-                    self._calls.discard(task.call)
         self._discard(child)
 
-    def _work(self, child: _Child | None, task: _Task) -> _Child | None:
-        """Runs one task on the child, or on a new one; returns the child if it is still fit for work."""
-        if child is None or not child.is_fit():
-            self._discard(child)
-            child = self._spawn()
-        child.send((task.samples, task.first), self._startup_s)
-        count = len(self._functions)
-        for unit in range(task.first, len(task.samples) * count):
-            if unit > task.first and not child.is_fit():  # it broke after the last answer: this unit is not to blame
-                self._replace(child, task, unit)
-                return None
-            task.call.set(task.start + unit // count, unit % count, child.outcome(self._timeout_s))
-            if child.lost:
-                self._replace(child, task, unit + 1)
-                return None
+    def _ask(self, child: RewardChild | None, lane: _Lane, asked: dict[bytes, _Asked]) -> RewardChild | None:
+        """Hands units to the child, or to a new one, until it has as many as it may have at a time."""
+        while len(asked) < lane.window and not any(one.unit.alone for one in asked.values()):
+            unit = lane.next(waits=not asked)
+            if unit is None:
+                break
+            if unit.call.done.is_set():
+                continue
+            if unit.alone and asked:
+                lane.queue.put(unit)
+                break
+            if not asked and (child is None or not child.is_fit()):  # what broke between units is nobody's fault
+                self._discard(child)
+                child = None
+                try:
+                    child = self._spawn(lane)
+                except BaseException as error:
+                    unit.call.fail(error)
+                    continue
+            assert child is not None
+            grace = ASYNC_GRACE_S if lane.polls else 0.0  # an async function is timed in its own process too
+            nonce = child.ask((unit.function, unit.sample), self._timeout_s)
+            asked[nonce] = _Asked(unit, time.monotonic() + self._timeout_s + grace)
         return child
 
-    def _replace(self, child: _Child, task: _Task, unit: int) -> None:
-        """Ends the child and queues its task from `unit` on."""
+    def _take(self, child: RewardChild | None, lane: _Lane, asked: dict[bytes, _Asked]) -> RewardChild | None:
+        """Takes one answer, if there is one in time; returns the child if it is still fit for work."""
+        if child is None or not asked:
+            return child
+        deadline = min(one.deadline for one in asked.values())
+        if not child.has_said_something(min(deadline - time.monotonic(), POLL_S if lane.polls else math.inf)):
+            if time.monotonic() < deadline:
+                return child
+            self._settle_overdue(asked)
+        else:
+            try:
+                nonce, outcome = child.answer(asked, max(deadline - time.monotonic(), 0.001))
+                self._settle(asked.pop(nonce).unit, outcome)
+                return child
+            except TimeoutError:
+                self._settle_overdue(asked)
+            except EOFError:
+                self._settle_crash(asked, f"the process ended ({child.ending()})")
+            except ProtocolError as error:
+                self._settle_crash(asked, f"wrote to the channel of its process: {error}")
         self._discard(child)
-        done, first = divmod(unit, len(self._functions))
-        rest = task.samples[done:]
-        self._put(_Task(task.call, task.start + done, rest, first), max(1, len(rest) // len(self._threads)))
+        return None
 
-    def _spawn(self) -> _Child:
+    def _settle_overdue(self, asked: dict[bytes, _Asked]) -> None:
+        """Units over their time are lost, the others are tried again."""
+        now = time.monotonic()
+        for one in asked.values():
+            if one.deadline <= now:
+                self._settle(one.unit, Outcome(None, "timeout", f"took over {self._timeout_s:g} s"))
+            else:
+                self._put(one.unit)
+        asked.clear()
+
+    def _settle_crash(self, asked: dict[bytes, _Asked], detail: str) -> None:
+        """One of the units has done it; of several each is tried again by itself."""
+        for one in asked.values():
+            if len(asked) == 1:
+                self._settle(one.unit, Outcome(None, "crash", detail))
+            else:
+                self._put(replace(one.unit, alone=True))
+        asked.clear()
+
+    def _settle(self, unit: _Unit, outcome: Outcome) -> None:
+        """Gives a unit its outcome, or another attempt."""
+        if outcome.problem == TRANSIENT:
+            if unit.attempt < self._retries and not unit.call.done.is_set():
+                pause = FIRST_PAUSE_S * 2**unit.attempt * random.uniform(0.75, 1.25)
+                timer = threading.Timer(pause, self._put, [replace(unit, attempt=unit.attempt + 1)])
+                timer.daemon = True
+                timer.start()
+                return
+            outcome = Outcome(None, "error", f"{outcome.detail}, after {unit.attempt} retries")
+        unit.call.set(unit.place, unit.function, outcome)
+        if unit.call.done.is_set():
+            with self._lock:
+                self._calls.discard(unit.call)
+
+    def _spawn(self, lane: _Lane) -> RewardChild:
         with self._lock:  # no child may appear after close() has looked for them
             if self._closed:
                 raise RuntimeError("the reward pool is closed")
-            child = _Child(self._functions, self._memory_mb)
+            child = RewardChild(self._functions, self._memory_mb, lane.polls, self._timeout_s)
             self._children.add(child)
             self._started += 1
         try:
@@ -183,7 +247,7 @@ class RewardPool:
             raise
         return child
 
-    def _discard(self, child: _Child | None) -> None:
+    def _discard(self, child: RewardChild | None) -> None:
         if child is None:
             return
         child.kill()
@@ -227,12 +291,44 @@ class Call:
         return self._outcomes
 
 
+class _Closed(Exception):
+    """The pool is closed."""
+
+
 @dataclass(frozen=True)
-class _Task:
+class _Unit:
+    """One function on one sample."""
+
     call: Call
-    start: int  # the place of the first sample in its call
-    samples: Sequence[Sample]
-    first: int  # the first unit to run: function `first % F` on sample `first // F`
+    place: int  # of the sample in its call
+    function: int
+    sample: Sample
+    attempt: int = 0
+    alone: bool = False  # one of several units in a process that crashed
+
+
+@dataclass(frozen=True)
+class _Asked:
+    unit: _Unit
+    deadline: float
+
+
+class _Lane:
+    """Units that wait for a process; `window` of them are in a process at a time."""
+
+    def __init__(self, window: int, polls: bool = False) -> None:
+        self.window, self.polls = window, polls
+        self.queue: queue.Queue[_Unit | None] = queue.Queue()
+
+    def next(self, waits: bool) -> _Unit | None:
+        """The next unit; without waiting, None if there is none. _Closed at the end."""
+        try:
+            unit = self.queue.get(block=waits)
+        except queue.Empty:
+            return None
+        if unit is None:
+            raise _Closed
+        return unit
 
 
 class _Start:
@@ -241,116 +337,11 @@ class _Start:
     def __init__(self) -> None:
         self.ready = threading.Event()
         self.error: BaseException | None = None
+        self.is_async: list[bool] = []
 
-    def wait(self) -> None:
+    def wait(self) -> list[bool]:
+        """Which functions are async; the error if there is one."""
         self.ready.wait()
         if self.error is not None:
             raise self.error
-
-
-class _Child:
-    """A reward process and our end of the socket to it."""
-
-    def __init__(self, functions: Sequence[str], memory_mb: int) -> None:
-        self.lost = False  # timed out or dead: of no more use
-        self._channel, theirs = socket.socketpair()
-        path = os.pathsep.join(without_sources(sys.path, os.environ.get("PYTHONPATH", "")))
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tandem.workers.reward_process"],
-                stdin=theirs.fileno(),
-                stdout=2,  # the log
-                env={**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path},
-                start_new_session=True,  # no Ctrl-C
-            )
-        self._start = {"functions": list(functions), "memory_mb": memory_mb, "pool": os.getpid()}
-
-    def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the functions are loaded; RewardError if they cannot be."""
-        try:
-            failed = json.loads(self._ask(json.dumps(self._start).encode(), timeout_s))["failed"]
-        except TimeoutError:
-            raise RewardError(f"a reward process did not start within {timeout_s:g} s") from None
-        except EOFError:
-            raise RewardError(f"a reward process ended while it started ({self._ending()})") from None
-        except ProtocolError as error:
-            raise RewardError(
-                f"a reward function wrote to the channel of its process while it was loaded: {error}"
-            ) from None
-        if failed is not None:
-            raise RewardError(failed)
-
-    def send(self, message: Any, timeout_s: float) -> None:
-        """Hands over a chunk."""
-        with contextlib.suppress(ConnectionError, TimeoutError):  # `outcome` says so
-            send(self._channel, new_nonce(), pickle.dumps(message), timeout_s)
-
-    def outcome(self, timeout_s: float) -> Outcome:
-        """The outcome of the next unit; a process that gives none in time, ends, or breaks the protocol is lost."""
-        self.lost = True
-        try:
-            outcome = _as_outcome(self._ask(b"", timeout_s))
-        except TimeoutError:
-            return Outcome(None, "timeout", f"took over {timeout_s:g} s")
-        except EOFError:
-            return Outcome(None, "crash", f"the process ended ({self._ending()})")
-        except ProtocolError as error:
-            return Outcome(None, "crash", f"wrote to the channel of its process: {error}")
-        self.lost = False
-        return outcome
-
-    def is_fit(self) -> bool:
-        """Whether the process lives, and has said nothing that it was not asked for."""
-        self._channel.settimeout(0)
-        try:
-            self._channel.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except ConnectionError:
-            pass
-        return False
-
-    def kill(self) -> None:
-        """Ends the process and what it started, and waits for their end."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-            self.process.send_signal(signal.SIGCONT)  # a function may have stopped it
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def release(self) -> None:
-        """Gives back the socket; only the owning thread may."""
-        self._channel.close()
-
-    def _ask(self, body: bytes, timeout_s: float) -> bytes:
-        """The answer; TimeoutError, EOFError at the end of the process, or ProtocolError."""
-        nonce = new_nonce()
-        try:
-            send(self._channel, nonce, body, timeout_s)
-        except ConnectionError:
-            raise EOFError from None
-        return receive(self._channel, nonce, limit=LARGEST_ANSWER, timeout_s=timeout_s)[1]
-
-    def _ending(self) -> str:
-        """How the process ended, after its socket has closed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
-        self.kill()
-        code = self.process.returncode
-        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-
-
-def _as_outcome(answer: bytes) -> Outcome:
-    """An answer as an outcome; ProtocolError if it is none."""
-    try:
-        value, problem, detail, pairs = json.loads(answer)
-        steps = tuple((int(end), float(reward)) for end, reward in pairs)
-        outcome = Outcome(None if value is None else float(value), problem, str(detail), steps)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"an answer that is no outcome ({error})") from None
-    if outcome.value is not None and not math.isfinite(outcome.value):
-        raise ProtocolError("an answer that is no finite number")
-    return outcome
+        return self.is_async

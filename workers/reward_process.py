@@ -10,6 +10,7 @@ Imports stay few, so that a replacement is up in a tenth of a second.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -28,16 +29,19 @@ import psutil
 
 from tandem.platform.redact import redacted
 from tandem.platform.rewards import (
+    TRANSIENT,
     Outcome,
     RewardError,
     RewardFunction,
     Sample,
     check_value,
     describe_exception,
+    is_async,
+    is_transient,
     resolve,
 )
 from tandem.platform.search_path import users_set_aside
-from tandem.workers.frames import receive, send
+from tandem.workers.frames import HEADER, frame, receive, send
 
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 24, 36
 CAP_SYS_RESOURCE = 24
@@ -211,8 +215,11 @@ def _run(channel: socket.socket, nonce: bytes, start: dict[str, Any], output: in
             hint = " (reward.memory_limit_mb bounds imports too)" if isinstance(error.__cause__, MemoryError) else ""
             _answer(channel, nonce, {"failed": f"{error}{hint}"})
         else:
-            _answer(channel, nonce, {"failed": None})
-            _serve(channel, functions)
+            _answer(channel, nonce, {"failed": None, "async": [is_async(function) for _, function in functions]})
+            if start["timeout_s"] is None:
+                _serve(channel, functions)
+            else:
+                asyncio.run(_serve_concurrently(channel, functions, start["timeout_s"]))
         code = 0
     except EOFError:  # the pool needs no more
         code = 0
@@ -222,36 +229,76 @@ def _run(channel: socket.socket, nonce: bytes, start: dict[str, Any], output: in
     os._exit(code)
 
 
-def _serve(channel: socket.socket, functions: Sequence[tuple[str, RewardFunction]]) -> None:
-    """Takes chunks of samples; unit u of a chunk is function u % F on sample u // F, run when it is asked for."""
+Functions = Sequence[tuple[str, RewardFunction]]
+
+
+def _serve(channel: socket.socket, functions: Functions) -> None:
+    """Runs units as they are asked for, one at a time."""
     while True:
-        _, body = receive(channel)
-        with users_set_aside():  # a row may hold dates, whose module is loaded now
-            samples, first = pickle.loads(body)
-        for unit in range(first, len(samples) * len(functions)):
-            nonce, _ = receive(channel)
-            name, function = functions[unit % len(functions)]
-            outcome = _outcome(name, function, samples[unit // len(functions)])
-            _answer(channel, nonce, [outcome.value, outcome.problem, outcome.detail, outcome.steps])
-
-
-def _outcome(name: str, function: RewardFunction, sample: Sample) -> Outcome:
-    runner = os.getpid()
-    try:
-        value = function(sample)
-    except MemoryError as error:  # one greedy sample must not stop a run: as if the process had been killed
-        outcome = Outcome(None, "crash", describe_exception(error))
-    except BaseException as error:
-        file = getattr(getattr(function, "__code__", None), "co_filename", None)
-        outcome = Outcome(None, "error", describe_exception(error, file))
-    else:
+        nonce, body = receive(channel)
+        name, function, sample = _unit(body, functions)
+        runner = os.getpid()
         try:
-            outcome = check_value(name, sample, value)
-        except Exception as error:
-            outcome = Outcome(None, "invalid", str(error))
-    if os.getpid() != runner:  # the function has forked, and this is its child
-        os._exit(0)
-    return outcome
+            outcome = _checked(name, sample, function(sample))
+        except BaseException as error:
+            outcome = _failure(error, function)
+        if os.getpid() != runner:  # the function has forked, and this is its child
+            os._exit(0)
+        _answer(channel, nonce, _as_message(outcome))
+
+
+async def _serve_concurrently(channel: socket.socket, functions: Functions, timeout_s: float) -> None:
+    """Runs async units beside each other; one that takes too long is cancelled and costs the others nothing."""
+    reader, writer = await asyncio.open_connection(sock=channel)
+    runner = os.getpid()
+
+    async def run(nonce: bytes, name: str, function: RewardFunction, sample: Sample) -> None:
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                outcome = _checked(name, sample, await function(sample))
+        except BaseException as error:
+            late = limit.expired()
+            outcome = Outcome(None, "timeout", f"took over {timeout_s:g} s") if late else _failure(error, function)
+        if os.getpid() != runner:  # the function has forked, and this is its child
+            os._exit(0)
+        writer.write(frame(nonce, json.dumps(_as_message(outcome)).encode()))
+
+    running: set[asyncio.Task[None]] = set()
+    while True:
+        try:
+            nonce, size = HEADER.unpack(await reader.readexactly(HEADER.size))
+            body = await reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise EOFError from None
+        task = asyncio.create_task(run(nonce, *_unit(body, functions)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+def _unit(body: bytes, functions: Functions) -> tuple[str, RewardFunction, Sample]:
+    """The function of a unit, with its name, and the sample."""
+    with users_set_aside():  # a row may hold dates, whose module is loaded now
+        number, sample = pickle.loads(body)
+    return *functions[number], sample
+
+
+def _checked(name: str, sample: Sample, value: Any) -> Outcome:
+    try:
+        return check_value(name, sample, value)
+    except Exception as error:
+        return Outcome(None, "invalid", str(error))
+
+
+def _failure(error: BaseException, function: RewardFunction) -> Outcome:
+    """What the error of a function stands for."""
+    if isinstance(error, MemoryError):  # one greedy sample must not stop a run: as if the process had been killed
+        return Outcome(None, "crash", describe_exception(error))
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    return Outcome(None, TRANSIENT if is_transient(error) else "error", describe_exception(error, file))
+
+
+def _as_message(outcome: Outcome) -> list[Any]:
+    return [outcome.value, outcome.problem, outcome.detail, outcome.steps]
 
 
 def _answer(channel: socket.socket, nonce: bytes, message: Any) -> None:

@@ -304,7 +304,7 @@ def test_the_deadline_is_for_the_whole_answer() -> None:
     thread.start()
     start = time.monotonic()
     with pytest.raises(TimeoutError):
-        receive(ours, nonce, timeout_s=0.5)
+        receive(ours, [nonce], timeout_s=0.5)
     assert time.monotonic() - start < 0.8
     ours.close()
     thread.join()
@@ -316,18 +316,18 @@ def test_an_answer_has_its_nonce_and_a_bounded_length() -> None:
     with ours, theirs:
         nonce = new_nonce()
         send(theirs, nonce, b"abc")
-        assert receive(ours, nonce) == (nonce, b"abc")
+        assert receive(ours, [nonce]) == (nonce, b"abc")
         send(theirs, new_nonce(), b"abc")
         with pytest.raises(ProtocolError, match="nobody asked for"):
-            receive(ours, nonce)
+            receive(ours, [nonce])
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.send(nonce + (2**31).to_bytes(4, "big"))
         with pytest.raises(ProtocolError, match="2147483648 bytes"):
-            receive(ours, nonce, limit=1000)
+            receive(ours, [nonce], limit=1000)
         theirs.close()
         with pytest.raises(EOFError):
-            receive(ours, nonce)
+            receive(ours, [nonce])
 
 
 def test_the_command_line_tells_nothing() -> None:

@@ -24,6 +24,7 @@ from tandem.platform.rewards import (
     boxed,
     check_value,
     exact_match,
+    is_async,
     last_number,
     load_function,
     matching_characters,
@@ -318,11 +319,12 @@ def test_load_function(tmp_path: Path) -> None:
     )
     name, function = resolve(f"{file}:half")
     assert (name, function(sample("r"))) == ("half", 0.5)
+    assert not is_async(function)
+    assert is_async(resolve(f"{file}:later")[1])
     for spec, message in {
         f"{tmp_path}/no.py:half": "does not exist",
         f"{file}:whole": "defines no 'whole'",
         f"{file}:number": "is of type int, not a function",
-        f"{file}:later": "is async",
         f"{file}:": "named as path.py:name",
         str(file): "named as path.py:name",
     }.items():
