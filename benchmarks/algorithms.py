@@ -16,6 +16,7 @@ from pathlib import Path
 from learning import ACCURACY, ROOT, Run, train
 
 from tandem.launch.compose import config_groups
+from tandem.platform.terminal import say
 
 SEEDS = [0, 1, 2]
 SHORT = ["run.steps=40", "cluster=inline"]
@@ -85,7 +86,7 @@ def main() -> None:
             own = [*overrides_of(algo), *options.overrides]
             runs[algo] = [train(algo, seed, Path(folder), own) for seed in options.seeds]
             lines.append(row(algo, runs[algo]))
-            print(lines[-1], flush=True)
+            say(lines[-1])
     options.out.write_text("\n".join(lines) + "\n")
     figure(runs, options.out.with_suffix(".svg"))
 

@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tandem.platform.terminal import say
+
 ROOT = Path(__file__).resolve().parent.parent
 ALGOS, SEEDS = ["ppo", "grpo"], [0, 1, 2]
 ACCURACY = "eval/addition/greedy"
@@ -130,7 +132,7 @@ def main() -> None:
             for seed in options.seeds:
                 runs.append(train(algo, seed, Path(folder), options.overrides))
                 lines.append(row(runs[-1]))
-                print(lines[-1], flush=True)
+                say(lines[-1])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text("\n".join(lines) + "\n")
     figure(runs, options.out.with_suffix(".svg"))

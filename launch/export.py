@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tandem.launch.command import command
+from tandem.platform.config import ConfigError
+from tandem.platform.terminal import say
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,24 +29,16 @@ template. It is loaded once more and compared.
 ASKED = {"checkpoint": None, "to": None, "dtype": "", "trust_remote_code": "false"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("cannot export")
+def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 written, 2 not)."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        say(USAGE)
         return 0 if arguments else 2
-    from tandem.launch.checkpoints import CheckpointError
-    from tandem.platform.config import ConfigError
-    from tandem.platform.redact import redacted
-
-    try:
-        asked = parse(arguments)
-        to = Path(asked["to"])
-        step = export(asked["checkpoint"], to, asked["dtype"] or None, asked["trust_remote_code"].lower() == "true")
-    except (ConfigError, CheckpointError) as error:
-        print(f"cannot export: {redacted(str(error))}", file=sys.stderr)
-        return 2
-    print(f"the policy after step {step} is in {to}")
+    asked = parse(arguments)
+    to = Path(asked["to"])
+    step = export(asked["checkpoint"], to, asked["dtype"] or None, asked["trust_remote_code"].lower() == "true")
+    say(f"the policy after step {step} is in {to}")
     return 0
 
 
@@ -52,8 +48,6 @@ def parse(arguments: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: one is unknown, or one that is needed is missing.
     """
-    from tandem.platform.config import ConfigError
-
     given = dict(argument.partition("=")[::2] for argument in arguments)
     for name in given.keys() - ASKED.keys():
         raise ConfigError(f"{name}: no such argument; there are {', '.join(ASKED)}")
@@ -73,7 +67,6 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from tandem.launch.checkpoints import CheckpointError, open_newest
-    from tandem.platform.config import ConfigError
     from tandem.platform.rewards import shorten
     from tandem.workers.models import DTYPES, LOAD_ERRORS, saved_tensors
     from tandem.workers.training_state import FIXED, WEIGHTS

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.launch.command import command
 from tandem.platform.config import ConfigError
 from tandem.platform.plan import human_bytes
+from tandem.platform.terminal import one_line, say
 
 USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT ...]
 
@@ -25,26 +27,21 @@ FILTERS = ("name", "algo", "status", "who", "when", "tags")
 NUMBERS = ("reward/mean", "response/length_mean", "policy/kl", "policy/entropy", "critic/explained_variance", "time/step_s")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+@command("runs")
+def main(arguments: list[str]) -> int:
+    """Runs a command line; returns the exit code (0 shown, 2 not)."""
     if {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        say(USAGE)
         return 0
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     folder = Path(given.pop("folder", "outputs"))
-    command, *names = [argument for argument in arguments if "=" not in argument] or ["list"]
-    try:
-        if unknown := sorted(given.keys() - set(FILTERS)):
-            raise ConfigError(f"{unknown[0]}: no such field; there are {', '.join(FILTERS)}")
-        if (command, len(names)) not in (("list", 0), ("show", 1), ("compare", 2)):
-            raise ConfigError(f"{' '.join([command, *names])}: expected list, show NAME, or compare A B")
-        runs = [read(folder / name) for name in names]
-        text = listing(folder, given) if not runs else show(*runs) if len(runs) == 1 else compare(*runs)
-    except ConfigError as error:
-        print(f"runs: {error}", file=sys.stderr)
-        return 2
-    print(text)
+    asked, *names = [argument for argument in arguments if "=" not in argument] or ["list"]
+    if unknown := sorted(given.keys() - set(FILTERS)):
+        raise ConfigError(f"{unknown[0]}: no such field; there are {', '.join(FILTERS)}")
+    if (asked, len(names)) not in (("list", 0), ("show", 1), ("compare", 2)):
+        raise ConfigError(f"{' '.join([asked, *names])}: expected list, show NAME, or compare A B")
+    runs = [read(folder / name) for name in names]
+    say(listing(folder, given) if not runs else show(*runs) if len(runs) == 1 else compare(*runs))
     return 0
 
 
@@ -102,7 +99,7 @@ def listing(folder: Path, wanted: Mapping[str, str]) -> str:
         try:
             runs.append(read(path.parent))
         except Exception as error:  # a folder of something else
-            left_out.append(f"{path.parent.name} is left out: {type(error).__name__}: {error}")
+            left_out.append(one_line(f"{path.parent.name} is left out: {type(error).__name__}: {error}"))
     chosen = [run for run in runs if all(text in str(run[field]) for field, text in wanted.items())]
     if not chosen:
         return f"no runs in {folder}" + (" with " + ", ".join(f"{k}={v}" for k, v in wanted.items()) if wanted else "")
@@ -163,7 +160,8 @@ def _difference(one: Any, other: Any) -> str:
     return "-" if one is None or other is None else f"{other - one:+.4g}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def _table(texts: Sequence[Sequence[str]]) -> str:
+    rows = [[one_line(text) for text in row] for row in texts]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines)

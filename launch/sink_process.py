@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any, Protocol
 
+from tandem.platform.terminal import say
+
 
 class Tracker(Protocol):
     """Something that shows runs. Made from the facts of the run, see `sinks.facts_of`."""
@@ -109,7 +111,7 @@ def main() -> int:
     try:
         tracker: Tracker = TRACKERS[sys.argv[1]](json.loads(sys.stdin.readline()))
     except ImportError as error:
-        print(f"{error.name} is not installed: pip install 'tandem-rl[tracking]'", file=sys.stderr)
+        say(f"{error.name} is not installed: pip install 'tandem-rl[tracking]'", error=True)
         return 1
     for line in sys.stdin:
         message = json.loads(line)

@@ -12,6 +12,7 @@ from tandem.launch.facts import flat
 from tandem.launch.prepare import model_path
 from tandem.platform.algorithms import ESTIMATORS, Algorithm, resolve
 from tandem.platform.config import Config, ConfigError
+from tandem.platform.terminal import say
 from tandem.platform.validate import did_you_mean, validate
 
 CONFIG = "benchmark/critic_vs_group"
@@ -221,7 +222,7 @@ def _small_critic(name: str, config: Config, made: Definition, overrides: Sequen
 
 def _silent(step: int, total: int) -> None:
     if step == 1:
-        print(f"building an embedded model: {total} steps of supervised fine-tuning, once", flush=True)
+        say(f"building an embedded model: {total} steps of supervised fine-tuning, once")
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,7 @@ from tandem.launch.main import main as _main
 from tandem.launch.run import claimed
 from tandem.platform.config import ConfigError
 from tandem.platform.records import write_json
+from tandem.platform.terminal import say
 
 LAUNCH = Path(str(sys.modules[_main.__module__].__file__)).resolve()
 FINISHED, FAILED = "finished", "failed"
@@ -72,10 +73,10 @@ def run_all(arms: Sequence[Arm], seeds: Sequence[int], out: Path, where: Mapping
         for number, (arm, seed) in enumerate(wanted, start=1):
             run = _kept(arm, seed, out)
             if run is None:
-                print(f"{number}/{len(wanted)}  {arm.name} seed {seed} ", end="", flush=True)
+                say(f"{number}/{len(wanted)}  {arm.name} seed {seed} ", end="")
                 start = time.monotonic()
                 run = make_run(arm, seed, out, where, lock)
-                print(f"{run.status} in {time.monotonic() - start:.0f} s {run.error or ''}".rstrip(), flush=True)
+                say(f"{run.status} in {time.monotonic() - start:.0f} s {run.error or ''}".rstrip())
             results.append(raw(run))
     return results
 
