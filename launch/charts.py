@@ -78,7 +78,7 @@ def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: 
     ends = [end for row in rows.values() for end in row] + ([0.0] if zero else [])
     scale = ticks(min(ends), max(ends), 4)
     low, high = min(scale[0], *ends), max(scale[-1], *ends)
-    width = (WIDTH - left - 24) / ((high - low) or 1.0)
+    width = (WIDTH - left - 24) / (high - low if high - low > SMALLEST else 1.0)
     bottom = TOP + step * len(rows)
     body = [_title(title, unit)]
     for tick in scale:
@@ -154,10 +154,11 @@ class _Frame:
     def __init__(self, x0: float, x1: float, y0: float, y1: float) -> None:
         self.xs = [value for value in ticks(x0, x1) if value == int(value)]  # steps are whole
         self.ys = ticks(y0, y1)
-        self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + 1
+        self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + max(1, abs(x0) / 100)
         self.y0, self.y1 = min(y0, self.ys[0]), max(y1, self.ys[-1])
-        if self.y1 == self.y0:
-            self.y0, self.y1 = self.y0 - 0.5, self.y1 + 0.5
+        if not self.y1 - self.y0 > SMALLEST:
+            wide = max(0.5, abs(self.y0) / 100)
+            self.y0, self.y1 = self.y0 - wide, self.y1 + wide
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)

@@ -19,21 +19,25 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import fsspec
 import safetensors.torch
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from tandem.launch.manifest import Manifest, Written, parse
+from tandem.launch.stores import base, filesystem, read_file, sync
 from tandem.platform.config import ConfigError
+from tandem.platform.files import FileError, open_regular, refuse_links
 from tandem.platform.protocols import Trained
+from tandem.platform.readers import parse_json, parsed
 
+T = TypeVar("T")
 MANIFEST, DRIVER, FACTS, SUSPECT = "manifest.json", "driver.json", "facts.json", "suspect.json"
 NAME = re.compile(r"(?:^|/)step-(\d{6,})$")
 
@@ -60,17 +64,17 @@ class Checkpoint:
 
     def driver(self) -> dict[str, Any]:
         """The state of the loop."""
-        return dict(self._parsed(DRIVER, dict))
+        return self._parsed(DRIVER, dict[str, Any])
 
     def facts(self, role: str) -> list[dict[str, Any]]:
         """What the ranks of a role kept besides tensors."""
-        return list(self._parsed(f"{role}/{FACTS}", list))
+        return self._parsed(f"{role}/{FACTS}", list[dict[str, Any]])
 
     def parts(self, role: str) -> Iterator[dict[str, Tensor]]:
         """The tensors of a role, part by part."""
         for name in sorted(self.manifest.files):
             if name.startswith(f"{role}/") and name.endswith(".safetensors"):
-                yield safetensors.torch.load(self._read(name))
+                yield _tensors(self._read(name), f"{self.path}/{name}")
 
     def has(self, role: str) -> bool:
         """Whether the role was saved."""
@@ -86,7 +90,7 @@ class Checkpoint:
 
     def _read(self, name: str) -> bytes:
         expected = self.manifest.files[name]
-        content: bytes = self.fs.cat_file(f"{self.path}/{name}")
+        content = read_file(self.fs, f"{self.path}/{name}", self.path, limit=expected.bytes)
         if Written(len(content), hashlib.sha256(content).hexdigest()) != expected:
             raise CheckpointError(
                 f"{self.path}/{name} is not what was written: its content has changed. Remove {self.path} to go on from "
@@ -94,15 +98,9 @@ class Checkpoint:
             )
         return content
 
-    def _parsed(self, name: str, kind: type) -> Any:
-        """The object or list that a file holds."""
-        try:
-            content = json.loads(self._read(name))
-        except ValueError as error:
-            raise CheckpointError(f"{self.path}/{name} is no JSON: {error}") from error
-        if not isinstance(content, kind):
-            raise CheckpointError(f"{self.path}/{name} holds {type(content).__name__}, expected {kind.__name__}")
-        return content
+    def _parsed(self, name: str, kind: type[T]) -> T:
+        where = f"{self.path}/{name}"
+        return parsed(parse_json(self._read(name), where), kind, where)
 
 
 class Checkpoints:
@@ -115,7 +113,7 @@ class Checkpoints:
 
     def __init__(self, url: str, keep: int, keep_best: int = 0) -> None:
         self.keep, self.keep_best = keep, keep_best
-        self.fs, self.root = _filesystem(url)
+        self.fs, self.root = filesystem(url)
         self._is_local = isinstance(self.fs, LocalFileSystem)
 
     def save(
@@ -145,11 +143,12 @@ class Checkpoints:
             files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
             self._write(f"{draft}/{MANIFEST}", Manifest(step, score, settings, files).as_json())
             if self._is_local:
-                self._sync_folders(draft)
+                for folder, _, _ in os.walk(draft):
+                    sync(folder)
                 if self.fs.exists(place):  # of a course that was given up
                     os.rename(place, f"{draft}.old.part")
                 os.rename(draft, place)
-                _sync(self.root)
+                sync(self.root)
                 self._clear_drafts()
         except OSError as error:
             if self._is_local:
@@ -170,7 +169,7 @@ class Checkpoints:
         if resume == "never":
             return None
         if resume != "auto":
-            fs, path = _filesystem(resume)
+            fs, path = filesystem(resume)
             asked = _open(fs, path.rstrip("/"))
             if asked.suspicion:
                 note(f"warning: {asked.path} is suspect: {asked.suspicion}")
@@ -230,10 +229,9 @@ class Checkpoints:
         return not any(map(self._can_go_on_from, folders[folders.index(found.path) + 1 :]))
 
     def _can_go_on_from(self, path: str) -> bool:
-        try:
+        with suppress(ConfigError):
             return _open(self.fs, path).suspicion is None
-        except ConfigError:
-            return False
+        return False
 
     def _whole(self) -> list[tuple[str, float | None]]:
         """Path and score of every checkpoint with a manifest that can be read and nothing against it, oldest step first."""
@@ -242,7 +240,8 @@ class Checkpoints:
             if _suspicion(self.fs, path):
                 continue
             with suppress(FileNotFoundError, ConfigError):  # ConfigError: cut off
-                found.append((path, parse(self.fs.cat_file(f"{path}/{MANIFEST}"), f"{path}/{MANIFEST}").score))
+                where = f"{path}/{MANIFEST}"
+                found.append((path, parse(read_file(self.fs, where, path), where).score))
         return found
 
     def _folders(self) -> list[str]:
@@ -283,7 +282,8 @@ class Checkpoints:
     def _write(self, path: str, content: bytes) -> Written:
         if self._is_local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with open(open_regular(Path(path), flags, below=Path(path).parent), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -291,19 +291,22 @@ class Checkpoints:
             self.fs.pipe_file(path, content)
         return Written(len(content), hashlib.sha256(content).hexdigest())
 
-    def _sync_folders(self, draft: str) -> None:
-        for folder, _, _ in os.walk(draft):
-            _sync(folder)
+
+def _tensors(content: bytes, where: str) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(content)
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{where} holds no tensors: {error}") from error
 
 
 def _suspicion(fs: Any, path: str) -> str | None:
+    where = f"{path}/{SUSPECT}"
     try:
-        content = json.loads(fs.cat_file(f"{path}/{SUSPECT}"))
+        why = parsed(parse_json(read_file(fs, where, path), where), dict[str, Any], where).get("why")
     except FileNotFoundError:
         return None
-    except (ValueError, OSError):
-        content = None  # it is marked, whatever has become of the reason
-    why = content.get("why") if isinstance(content, dict) else None
+    except (FileError, OSError):
+        why = None  # it is marked, whatever has become of the reason
     return str(why or "it is marked as suspect")
 
 
@@ -319,21 +322,13 @@ def open_newest(path: str) -> Checkpoint:
     Raises:
         ConfigError: there is none.
     """
-    fs, root = _filesystem(path)
+    fs, root = filesystem(path)
     if NAME.search(root):
         return _open(fs, root)
     found = Checkpoints(path, keep=1).find("auto", lambda text: None)
     if found is None:
         raise ConfigError(f"{path}: no checkpoint there, and no folder of checkpoints")
     return found
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"checkpoint.dir={url}: {error}. Install what it needs, or give a folder") from error
-    return fs, str(root).rstrip("/")
 
 
 def _open(fs: Any, path: str) -> Checkpoint:
@@ -343,15 +338,15 @@ def _open(fs: Any, path: str) -> Checkpoint:
         ConfigError: what is missing.
     """
     try:
-        content = fs.cat_file(f"{path}/{MANIFEST}")
+        content = read_file(fs, f"{path}/{MANIFEST}", path)
     except FileNotFoundError:
         raise ConfigError(f"{path} is no whole checkpoint: it has no {MANIFEST}, which is written last") from None
     except OSError as error:
         raise ConfigError(f"{path} is no whole checkpoint: {MANIFEST} cannot be read: {error}") from error
     manifest = parse(content, f"{path}/{MANIFEST}")
     for name, expected in manifest.files.items():
-        if link := _link_on_the_way(fs, path, name):
-            raise ConfigError(f"{path} is no checkpoint as it was written: {link} is a link, which is not followed")
+        if isinstance(fs, LocalFileSystem):
+            refuse_links(Path(path, name), base(path))
         size = fs.size(f"{path}/{name}") if fs.exists(f"{path}/{name}") else None
         if size != expected.bytes:
             there = "is missing" if size is None else f"has {size} bytes"
@@ -359,22 +354,10 @@ def _open(fs: Any, path: str) -> Checkpoint:
     return Checkpoint(fs, path, manifest)
 
 
-def _link_on_the_way(fs: Any, path: str, name: str) -> str | None:
-    """The first part of a name below a local folder that is a link."""
-    place = path
-    for part in name.split("/") if isinstance(fs, LocalFileSystem) else ():
-        place = f"{place}/{part}"
-        if os.path.islink(place):
-            return place
-    return None
-
-
 def _files(
     driver: Mapping[str, Any], roles: Mapping[str, Trained], save_model: Callable[[Path], None]
 ) -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files of a checkpoint; one part of the tensors is in memory at a time."""
-    import tempfile
-
     yield DRIVER, _json(driver)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
@@ -390,11 +373,3 @@ def _files(
 
 def _json(content: Any) -> bytes:
     return json.dumps(content, default=str).encode()
-
-
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

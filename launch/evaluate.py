@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.launch.command import command
+from tandem.platform.config import ConfigError
+from tandem.platform.files import write_json
 from tandem.platform.terminal import say
 
 USAGE = """usage: python launch/evaluate.py [model.path=FOLDER] [data.eval=FILE] [to=FILE] [SETTING=VALUE ...]
@@ -34,7 +35,10 @@ def main(arguments: list[str]) -> int:
     for name, value in metrics.items():
         say(f"{name.removeprefix('eval/'):<40} {value:.4f}")
     for path in to:
-        Path(path).write_text(json.dumps(metrics, indent=2) + "\n")
+        try:
+            write_json(Path(path), metrics)
+        except OSError as error:
+            raise ConfigError(f"to={path}: cannot be written ({error.strerror})") from error
     return 0
 
 
@@ -48,7 +52,6 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     from tandem.launch.compose import compose
     from tandem.launch.roles import role_specs
     from tandem.platform.algorithms import resolve
-    from tandem.platform.config import ConfigError
     from tandem.platform.protocols import Roles
     from tandem.platform.validate import validate
     from tandem.workers.inline import InlineRollouts

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tandem.launch.charts import areas, bars, lines
 from tandem.launch.command import command
 from tandem.launch.markup import Markup, element, together
-from tandem.launch.runs import read, records
-from tandem.platform.records import write_text
+from tandem.launch.runs import Run, read
+from tandem.platform.config import ConfigError
+from tandem.platform.files import write_text
+from tandem.platform.records import Record, memory_key, read_metrics, read_samples
 from tandem.platform.spans import PHASES
 from tandem.platform.terminal import say
 
@@ -51,29 +50,35 @@ def write(folder: Path) -> Path:
     """Writes the report of the run in a folder; returns its path.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no run, one of its files holds something else, or the report cannot be written.
     """
-    target = folder / "report.html"
-    write_text(target, render(folder))
+    target, text = folder / "report.html", render(folder)
+    try:
+        write_text(target, text)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     return target
 
 
 def render(folder: Path) -> Markup:
-    """The page."""
-    run, steps = read(folder), records(folder)
+    """The page.
+
+    Raises:
+        ConfigError: there is no run. FileError: one of its files holds something else, or is a link.
+    """
+    run, steps = read(folder), read_metrics(folder)
     trained = [step for step in steps if "reward/mean" in step]
     figures = _figures(steps, trained)
+    settings = table([], [[key, value] for key, value in run.settings.items()])
     return page(
-        str(run["name"]),
-        element("h1", run["name"]),
+        run.name,
+        element("h1", run.name),
         *_facts(run),
         element("h2", "Training"),
         element("div", *(figures if any(figures) else [element("p", "No step has ended.")]), class_="charts"),
         element("h2", "Samples"),
         *_samples(folder),
-        element(
-            "details", element("summary", "Settings"), table([], [[key, value] for key, value in run["settings"].items()])
-        ),
+        element("details", element("summary", "Settings"), settings),
     )
 
 
@@ -100,19 +105,21 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], numbers: Seq
     return element("table", element("thead", row("th", head)) if head else None, body)
 
 
-def _facts(run: Mapping[str, Any]) -> list[Markup]:
-    facts = {key: run[key] for key in ("algo", "step", "who", "when", "tags") if run[key] not in ("", None)}
-    status = element("span", run["status"], class_="failed" if run["status"] == "failed" else None)
-    shown = [element("span", element("b", key), " ", value) for key, value in {"status": status, **facts}.items()]
-    error = [element("p", (str(run["error"]).splitlines() or [""])[0], class_="failed")] if run["error"] else []
-    return [element("p", *shown, class_="facts"), *error]
+def _facts(run: Run) -> list[Markup]:
+    facts = {"algo": run.algo, "step": run.step, "who": run.who, "when": run.when, "tags": run.tags}
+    status = element("span", run.status, class_="failed" if run.status == "failed" else None)
+    shown = {"status": status, **{key: value for key, value in facts.items() if value != ""}}
+    spans = [element("span", element("b", key), " ", value) for key, value in shown.items()]
+    error = (run.error or "").strip().partition("\n")[0]
+    return [element("p", *spans, class_="facts"), *([element("p", error, class_="failed")] if error else [])]
 
 
-def _figures(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> list[Markup]:
+def _figures(steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]:
     """Every chart that the records have something for."""
 
-    def of(*keys: str, among: Sequence[Mapping[str, Any]] = trained) -> dict[str, list[tuple[float, float]]]:
-        return {key: [(step["step"], step[key]) for step in among if step.get(key) is not None] for key in keys}
+    def of(*keys: str, among: Sequence[Record] = trained) -> dict[str, list[tuple[float, float]]]:
+        points = {key: [(step["step"], step.get(key)) for step in among] for key in keys}
+        return {key: [(x, y) for x, y in own if x is not None and y is not None] for key, own in points.items()}
 
     measured = [
         key
@@ -120,7 +127,7 @@ def _figures(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, 
         if key.startswith("eval/") and key.endswith(("/greedy", "/mean"))
     ]
     phases = {
-        phase: [(step["step"], step.get(f"time/{phase}_s") or 0.0) for step in trained]
+        phase: [(step["step"] or 0, step.get(f"time/{phase}_s") or 0.0) for step in trained]
         for phase in PHASES
         if any(f"time/{phase}_s" in step for step in trained)
     }
@@ -144,15 +151,12 @@ def _figures(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, 
     ]
 
 
-def _memory(trained: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:
     """By role weights, gradients and optimizer, and what its process has had besides at its peak."""
-    if not trained:
-        return {}
     rows: dict[str, dict[str, float]] = {}
-    for key, value in trained[-1].items():
-        if key.startswith("memory/") and value:
-            _, role, kind = key.split("/")
-            rows.setdefault(role, {})[kind.removesuffix("_bytes")] = value / GIB
+    for key, value in (trained[-1] if trained else {}).items():
+        if value and (found := memory_key(key)):
+            rows.setdefault(found[0], {})[found[1]] = value / GIB
     for row in rows.values():
         if "peak" in row:
             row["other at peak"] = max(0.0, row.pop("peak") - sum(row.values()))
@@ -161,27 +165,22 @@ def _memory(trained: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
 
 def _samples(folder: Path) -> list[Markup]:
     """A table of the newest samples."""
-    rows: list[tuple[int, dict[str, Any]]] = []
-    for path in sorted((folder / "samples").glob("step-*.jsonl"), reverse=True):
-        for line in path.read_text("utf-8", errors="replace").split("\n"):
-            with suppress(ValueError):  # the run may just be writing it
-                rows.append((int(path.stem.rpartition("-")[2]), json.loads(line)))
+    rows = read_samples(folder)
     if not rows:
         return [element("p", "None were kept (tracking.samples_every).")]
     body = []
     for step, row in rows[:SAMPLES]:
-        parts = ", ".join(f"{name} {_number(value)}" for name, value in row["parts"].items())
-        numbers = [_number(row.get(name)) for name in ("advantage", "logprob_gap")]
-        texts = [element("pre", row[name]) for name in ("prompt", "response")]
-        ending = row["problem"] or row["stop"]
-        body.append([step, *texts, row["answer"], _number(row["reward"]), parts, *numbers, row["response_tokens"], ending])
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in row.parts.items())
+        texts = [element("pre", text) for text in (row.prompt, row.response)]
+        numbers = [_number(row.advantage), _number(row.logprob_gap), row.response_tokens]
+        body.append([step, *texts, row.answer, _number(row.reward), parts, *numbers, row.problem or row.stop])
     head = ("step", "prompt", "response", "answer", "reward", "parts", "advantage", "log-prob gap", "tokens", "stop")
     note = [element("p", f"The newest {SAMPLES} of {len(rows)}.")] if len(rows) > SAMPLES else []
     columns = ("step", "reward", "advantage", "log-prob gap", "tokens")
     return [*note, element("div", table(head, body, columns), class_="wide")]
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tandem.launch.display import Display, make_display
 from tandem.launch.facts import about, for_trackers
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
+from tandem.launch.settings_file import as_yaml
 from tandem.launch.signals import Signals, Terminated
 from tandem.launch.sinks import Sinks
 from tandem.launch.versions import versions
@@ -28,9 +29,10 @@ from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver, StepResult
 from tandem.platform.evaluate import Evaluation
+from tandem.platform.files import write_json, write_text
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles, TrainingError
-from tandem.platform.records import Recorder, sample_rows, write_json, write_text
+from tandem.platform.records import Recorder, sample_rows
 from tandem.platform.redact import redacted_values
 from tandem.platform.spans import Spans
 from tandem.platform.terminal import say
@@ -75,8 +77,12 @@ def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpo
     display = make_display(config.tracking)
     facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
     facts["resumed_after"] = found.step if found else None
-    sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
-    recorder = Recorder(folder, started_at, found.step if found else None, sinks.record, display.note)
+    with ExitStack() as opened:
+        opened.callback(display.close)
+        sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
+        opened.callback(sinks.close, "failed")
+        recorder = Recorder(folder, started_at, found.step if found else None, sinks.record, display.note)
+        opened.pop_all()
     return Outputs(recorder, display, sinks)
 
 
@@ -319,15 +325,12 @@ def make_folder(config: Config, started_at: float, checkpoints: Checkpoints, fou
 
 def _never_began(folder: Path) -> bool:
     """Whether the run in `folder` ended before it measured anything, so that nothing is lost with it."""
-    return (folder / "summary.json").exists() and (folder / "metrics.jsonl").stat().st_size == 0
+    return (folder / "summary.json").exists() and os.lstat(folder / "metrics.jsonl").st_size == 0
 
 
 def _as_yaml(config: Config) -> str:
     """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
-    from omegaconf import OmegaConf
-
-    values = OmegaConf.to_container(OmegaConf.structured(config), resolve=False)
-    return OmegaConf.to_yaml(OmegaConf.create(redacted_values(values)))
+    return as_yaml(redacted_values(asdict(config)))
 
 
 class Keeper:

@@ -49,6 +49,9 @@ def _values(config: Config) -> Iterator[str]:
             yield f"{key}={value}: not one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
+        if isinstance(value, int) and abs(value) >= 2**63:
+            yield f"{key} has {value.bit_length()} bits; at most 63 are read"
+            continue
         for name, holds, words in BOUNDS:
             if meta.get(name) is not None and not holds(value, meta[name]):
                 yield f"{key}={value:g}: must be {words} {meta[name]:g}"

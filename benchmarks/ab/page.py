@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ab.measure import AXES, ITEMS, PARTS, TRENDS
+from ab.raw import read_raw
 from ab.results import REWARD, derive
 from ab.verdict import HELD, critic_bytes, difference_text, finished, label, multiplicity, sentences, where
 from tandem.launch.charts import bars, intervals, lines
 from tandem.launch.markup import Markup, element, together
 from tandem.launch.report import page, table
 from tandem.platform.config import ConfigError
+from tandem.platform.files import write_text
 from tandem.platform.plan import human_bytes
-from tandem.platform.records import write_text
 from tandem.platform.redact import redacted_values
 from tandem.platform.terminal import one_line, shown
 
@@ -48,15 +49,16 @@ def rebuild(folder: Path) -> Path:
     """The report of a folder anew from its `results.json`: the raw numbers are kept, all else follows from them.
 
     Raises:
-        ConfigError: it holds none.
+        ConfigError: it holds none, or they do not belong together.
     """
+    raw = read_raw(folder)
     try:
-        raw = json.loads((folder / "results.json").read_text())
         return write({**raw, "derived": derive(raw)}, folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, AssertionError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"report={folder}: no results.json to build from: {type(error).__name__}: {error}") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"report={folder}: its results.json does not fit together: {problem}") from error
 
 
 def as_html(results: Mapping[str, Any]) -> Markup:

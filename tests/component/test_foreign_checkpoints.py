@@ -64,16 +64,16 @@ GOOD: dict[str, Any] = {"format": 1, "step": 3, "score": None, "settings": {}, "
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"step": "3"}, "step is str, expected a whole number"),
-        ({"step": True}, "step is bool"),
-        ({"step": -1}, "step is -1"),
-        ({"step": 1.5}, "step is float"),
-        ({"score": "best"}, "score 'best'"),
-        ({"settings": []}, "settings is list, expected an object"),
-        ({"files": None}, "files is NoneType"),
-        ({"files": {"a": 3}}, "a is int, expected an object"),
-        ({"files": {"a": {"bytes": "1", "sha256": "0"}}}, r"a\.bytes is str"),
-        ({"files": {"a": {"bytes": 1}}}, r"a\.sha256 is NoneType"),
+        ({"step": "3"}, "field 'step' is text, expected a whole number"),
+        ({"step": True}, "field 'step' is true or false"),
+        ({"step": -1}, "field 'step' is -1"),
+        ({"step": 1.5}, "field 'step' is a number, expected a whole number"),
+        ({"score": "best"}, "field 'score' is text, expected a number"),
+        ({"settings": []}, "field 'settings' is a list, expected an object"),
+        ({"files": None}, "field 'files' is nothing"),
+        ({"files": {"a": 3}}, r"field 'files\.a' is a number, expected an object"),
+        ({"files": {"a": {"bytes": "1", "sha256": "0"}}}, r"field 'files\.a\.bytes' is text"),
+        ({"files": {"a": {"bytes": 1}}}, r"field 'files\.a' lacks the field 'sha256'"),
         ({"format": 2}, "has format 2, this version reads 1"),
         ({"format": None}, "has format None"),
     ],
@@ -97,5 +97,20 @@ def test_other_files_of_another_shape_are_told(tmp_path: Path, content: bytes) -
     (place / "driver.json").write_bytes(content)
     manifest["files"]["driver.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (place / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"driver\.json (is no JSON|holds)"):
+    with pytest.raises(ConfigError, match=r"driver\.json(: is|, column 2: not valid JSON|: not valid UTF-8)"):
         open_newest(str(place)).driver()
+
+
+@pytest.mark.parametrize("content", [b"{}", b'{"model.dtype": 3}', b"[" * 100, b"\0" * 8, b""])
+def test_files_with_the_right_hash_and_another_content_are_told(tmp_path: Path, content: bytes) -> None:
+    place = Path(save(Checkpoints(str(tmp_path / "own"), keep=2), 1))
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["settings"]["model.dtype"] = "float32"
+    for name in ("model/config.json", "actor/00000.safetensors"):
+        (place / name).write_bytes(content)
+        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (place / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises((ConfigError, CheckpointError)):
+            export.export(str(place), tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"00000\.safetensors holds no tensors"):
+        list(open_newest(str(place)).parts("actor"))

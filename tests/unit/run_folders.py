@@ -12,20 +12,16 @@ import yaml
 
 METRICS = [
     {"step": 0, "eval/held/greedy": 0.25, "eval/held/greedy_low": 0.125},
-    *(
-        {
-            "step": step,
-            "reward/mean": 0.25 * step,
-            "policy/kl": None,
-            "policy/approx_kl": 0.5,
-            "time/step_s": 2.0,
-            "time/generate_s": 1.0,
-            "memory/actor/weights_bytes": 2**20,
-            "memory/actor/peak_bytes": 2**30,
-            "response/length_mean": 7.5,
-        }
-        for step in (1, 2)
-    ),
+    {
+        "step": 1,
+        "reward/mean": 0.25,
+        "policy/kl": None,
+        "time/step_s": 2.0,
+        "time/generate_s": 1.0,
+        "memory/actor/weights_bytes": 2**20,
+        "memory/actor/peak_bytes": 2**30,
+        "response/length_mean": 7.5,
+    },
 ]
 SAMPLES = [
     {
@@ -35,14 +31,13 @@ SAMPLES = [
         "answer": "2",
         "reward": 1.0,
         "parts": {"exact_match": 1.0},
-        "problem": problem,
+        "problem": "timeout",
         "advantage": 0.5,
         "logprob_gap": 0.0,
         "stop": "stop",
         "response_tokens": 1,
         "policy_version": 0,
     }
-    for problem in (None, "timeout")
 ]
 FILES: dict[str, Any] = {
     "config.yaml": {
@@ -54,11 +49,11 @@ FILES: dict[str, Any] = {
     },
     "run.json": {"run": "a", "algo": "ppo", "tags": ["x"], "user": "ada", "host": "h", "started_at": "2026-01-01"},
     "versions.json": {"torch": "2"},
-    "summary.json": {"status": "failed", "error": "why", "steps": 2, "identity": {"data": "d"}, "devices": 2.0},
+    "summary.json": {"status": "failed", "error": "why", "steps": 1, "identity": {"data": "d"}, "devices": 2.0},
     "metrics.jsonl": METRICS,
     "samples/step-000001.jsonl": SAMPLES,
 }
-"""By name, what the files of a run that failed after two steps hold."""
+"""By name, what the files of a run that failed after its first step hold."""
 
 
 def write_run(folder: Path, files: dict[str, Any] = FILES) -> Path:

@@ -246,7 +246,7 @@ def test_a_text_is_what_is_typed(text: str, tmp_path: Path) -> None:
     folder = tmp_path / text
     folder.mkdir()
     (folder / "config.yaml").write_text(_as_yaml(config))
-    assert read(folder)["settings"]["run.name"] == text
+    assert read(folder).settings["run.name"] == text
     assert json.loads(json.dumps(flat(config)))["run.name"] == text
 
 
