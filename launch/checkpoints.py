@@ -265,6 +265,8 @@ class Checkpoints:
                 self._remove(path)
 
     def _remove(self, path: str) -> None:
+        if self._is_local and os.path.islink(path):
+            return  # what it leads to is not ours
         try:
             if self.fs.exists(f"{path}/{MANIFEST}"):
                 self.fs.rm_file(f"{path}/{MANIFEST}")

@@ -14,6 +14,7 @@ from tandem.launch.stores import CHECKPOINTS
 from tandem.platform.batch import TrainBatch
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver
+from tandem.platform.files import refuse_links
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles, TrainingError
 from tandem.platform.readers import parsed
@@ -53,9 +54,15 @@ class RankFacts:
 
 
 def checkpoints_of(config: Config) -> Checkpoints:
-    """The checkpoints of the run: in its folder, or in a folder of its name below `checkpoint.dir`."""
+    """The checkpoints of the run: in its folder, or in a folder of its name below `checkpoint.dir`.
+
+    Raises:
+        ConfigError: a link is in the place of those in its folder.
+    """
     place = config.checkpoint.dir
     if place is None:
+        folder = Path(config.run.dir) / str(config.run.name)
+        refuse_links(folder / CHECKPOINTS, folder)
         url = f"{config.run.dir}/{config.run.name}/{CHECKPOINTS}"
     else:
         url = f"{place if place.endswith('://') else place.rstrip('/') + '/'}{config.run.name}"

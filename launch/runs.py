@@ -12,6 +12,7 @@ from typing import Any
 from tandem.launch.command import command
 from tandem.launch.settings_file import read_settings
 from tandem.platform.config import ConfigError
+from tandem.platform.files import confined
 from tandem.platform.plan import human_bytes
 from tandem.platform.readers import read_object
 from tandem.platform.records import Record, memory_key, read_metrics, read_summary
@@ -73,6 +74,9 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(f"{unknown[0]}: no such field; there are {', '.join(FILTERS)}")
     if (asked, len(names)) not in (("list", 0), ("show", 1), ("compare", 2)):
         raise ConfigError(f"{' '.join([asked, *names])}: expected list, show NAME, or compare A B")
+    for name in names:
+        if "/" in confined(name, asked):
+            raise ConfigError(f"{asked} {name}: expected the name of a run in {folder}; folder=FOLDER says where runs are")
     runs = [read(folder / name) for name in names]
     say(listing(folder, given) if not runs else show(*runs) if len(runs) == 1 else compare(*runs))
     return 0
