@@ -13,9 +13,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from learning import ACCURACY, ROOT, Run, train
+from learning import ROOT, Run, train
 
 from tandem.launch.compose import config_groups
+from tandem.platform.terminal import say
 
 SEEDS = [0, 1, 2]
 SHORT = ["run.steps=40", "cluster=inline"]
@@ -30,10 +31,12 @@ def overrides_of(algo: str) -> list[str]:
 
 def row(algo: str, runs: list[Run]) -> str:
     """A line of the table: one algorithm, all seeds."""
-    before = statistics.mean(run.summary["eval_first"][ACCURACY] for run in runs)
-    after = [run.summary["eval_last"][ACCURACY] for run in runs]
-    sampled = statistics.mean(sum(step.get("samples/sampled", 0) for step in run.steps) for run in runs)
-    trained = statistics.mean(sum(step.get("samples/trained", 0) for step in run.steps) for run in runs)
+    before = statistics.mean(run.before_and_after()[0] for run in runs)
+    after = [run.before_and_after()[1] for run in runs]
+    sampled, trained = (
+        statistics.mean(sum(step.get(f"samples/{kind}") or 0 for step in run.steps) for run in runs)
+        for kind in ("sampled", "trained")
+    )
     cells = [algo, f"{before:.3f}", " ".join(f"{value:.3f}" for value in after), f"{statistics.mean(after):.3f}"]
     return f"| {' | '.join(cells)} | {sampled:,.0f} | {trained:,.0f} |"
 
@@ -44,10 +47,10 @@ def figure(runs: dict[str, list[Run]], path: Path) -> None:
 
     pyplot.rcParams["svg.hashsalt"] = "tandem"
     picture, axes = pyplot.subplots(figsize=(7, 0.35 * len(runs) + 1))
-    names = sorted(runs, key=lambda name: statistics.mean(run.summary["eval_last"][ACCURACY] for run in runs[name]))
+    names = sorted(runs, key=lambda name: statistics.mean(run.before_and_after()[1] for run in runs[name]))
     for place, name in enumerate(names):
-        before = runs[name][0].summary["eval_first"][ACCURACY]
-        after = [run.summary["eval_last"][ACCURACY] for run in runs[name]]
+        before = runs[name][0].before_and_after()[0]
+        after = [run.before_and_after()[1] for run in runs[name]]
         axes.plot([before, statistics.mean(after)], [place, place], color="#0072b2", linewidth=2)
         axes.plot([before], [place], "|", color="black", markersize=10)
         axes.plot(after, [place] * len(after), "o", color="#d55e00", alpha=0.7)
@@ -85,7 +88,7 @@ def main() -> None:
             own = [*overrides_of(algo), *options.overrides]
             runs[algo] = [train(algo, seed, Path(folder), own) for seed in options.seeds]
             lines.append(row(algo, runs[algo]))
-            print(lines[-1], flush=True)
+            say(lines[-1])
     options.out.write_text("\n".join(lines) + "\n")
     figure(runs, options.out.with_suffix(".svg"))
 

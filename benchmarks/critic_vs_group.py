@@ -16,27 +16,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tandem.launch.command import command
+from tandem.platform.terminal import say
 
-def main(argv: list[str] | None = None) -> int:
+
+@command("configuration error")
+def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 done, 2 not started, 130 interrupted)."""
-    arguments = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(arguments):
-        print(__doc__)
+        say(__doc__)
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with us
     from ab.runs import Interrupted
-    from tandem.platform.config import ConfigError
-    from tandem.platform.redact import redacted
 
     try:
         return _benchmark(arguments)
-    except ConfigError as error:
-        print(f"configuration error: {redacted(str(error))}", file=sys.stderr)
-        return 2
     except (KeyboardInterrupt, Interrupted) as error:
-        print(f"interrupted; the same command goes on from here. {error}", file=sys.stderr)
+        say(f"interrupted; the same command goes on from here. {error}", error=True)
         return 130
 
 
@@ -48,13 +46,13 @@ def _benchmark(arguments: list[str]) -> int:
 
     plan, given = load_plan(arguments)
     if plan.report is not None:
-        print(rebuild(Path(plan.report)))
+        say(rebuild(Path(plan.report)))
         return 0
     arms = make_arms(plan, given)
     about, out = describe(plan, arms), Path(plan.out)
     raw: dict[str, Any] = {**about, "runs": run_all(arms, plan.seeds, out, about["machine"])}
     save(raw, out)
-    print(write({**raw, "derived": derive(raw)}, out))
+    say(write({**raw, "derived": derive(raw)}, out))
     return 0
 
 

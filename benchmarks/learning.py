@@ -9,7 +9,6 @@ The figure needs matplotlib, which the extra `dev` installs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -18,7 +17,9 @@ import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+from tandem.platform.records import Record, Summary, read_metrics, read_summary
+from tandem.platform.terminal import say
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGOS, SEEDS = ["ppo", "grpo"], [0, 1, 2]
@@ -32,16 +33,22 @@ class Run:
 
     algo: str
     seed: int
-    summary: dict[str, Any]
-    steps: list[dict[str, Any]]
+    summary: Summary
+    steps: list[Record]
 
     def accuracy(self) -> list[tuple[int, float]]:
         """(step, greedy accuracy) of every evaluation."""
-        return [(step["step"], step[ACCURACY]) for step in self.steps if ACCURACY in step]
+        return [(int(step["step"] or 0), step[ACCURACY] or 0.0) for step in self.steps if ACCURACY in step]
+
+    def before_and_after(self) -> tuple[float, float]:
+        """Greedy accuracy of the first and the last evaluation."""
+        return self.accuracy()[0][1], self.accuracy()[-1][1]
 
     def median(self, *keys: str) -> float:
         """Median over the training steps, the first ten left out, of the sum of some metrics."""
-        return statistics.median(sum(step.get(key, 0.0) for key in keys) for step in self.steps if step["step"] > 10)
+        return statistics.median(
+            sum(step.get(key) or 0.0 for key in keys) for step in self.steps if (step["step"] or 0) > 10
+        )
 
 
 def train(algo: str, seed: int, folder: Path, overrides: list[str]) -> Run:
@@ -56,18 +63,18 @@ def train(algo: str, seed: int, folder: Path, overrides: list[str]) -> Run:
         f"run.dir={folder}",
     ]
     subprocess.run([*command, *overrides], cwd=ROOT, check=True)
-    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-    return Run(algo, seed, json.loads((folder / name / "summary.json").read_text()), [json.loads(line) for line in lines])
+    return Run(algo, seed, read_summary(folder / name), read_metrics(folder / name))
 
 
 def row(run: Run) -> str:
     """A line of the table."""
-    first, last = (run.summary[key][ACCURACY] for key in ("eval_first", "eval_last"))
+    first, last = run.before_and_after()
     critic = run.median("time/infer_values_s", "time/update_critic_s") / run.median("time/step_s")
-    itemised = (run.steps[-1].get(f"memory/critic/{kind}_bytes", 0) for kind in ("weights", "gradients", "optimizer"))
-    startup, total = (run.summary[f"time/{name}_s"] for name in ("startup", "total"))
+    kinds = ("weights", "gradients", "optimizer")
+    itemised = (run.steps[-1].get(f"memory/critic/{kind}_bytes") or 0 for kind in kinds)
+    startup, total = run.summary.startup_s or 0, run.summary.total_s or 0
     return (
-        f"| {run.algo} | {run.seed} | {run.summary['steps']} | {first:.3f} | {last:.3f} "
+        f"| {run.algo} | {run.seed} | {run.summary.steps} | {first:.3f} | {last:.3f} "
         f"| {startup:.0f} | {total:.0f} | {critic:.0%} | {sum(itemised) / 2**20:.1f} |"
     )
 
@@ -130,7 +137,7 @@ def main() -> None:
             for seed in options.seeds:
                 runs.append(train(algo, seed, Path(folder), options.overrides))
                 lines.append(row(runs[-1]))
-                print(lines[-1], flush=True)
+                say(lines[-1])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text("\n".join(lines) + "\n")
     figure(runs, options.out.with_suffix(".svg"))

@@ -20,6 +20,7 @@ from tandem.launch.roles import RayRoles
 from tandem.platform.algorithms import resolve
 from tandem.platform.plan import human_bytes
 from tandem.platform.protocols import Roles
+from tandem.platform.terminal import say
 from tandem.workers.cluster import connected
 
 ENLARGED = [
@@ -82,11 +83,11 @@ def main() -> None:
     parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2])
     parser.add_argument("overrides", nargs="*", help="settings, after --")
     options = parser.parse_args()
-    print("| transport | replicas | weights | seconds | moved | plain copy | times a plain copy |")
-    print("|---|---|---|---|---|---|---|")
+    say("| transport | replicas | weights | seconds | moved | plain copy | times a plain copy |")
+    say("|---|---|---|---|---|---|---|")
     for transport in options.transports:
         for replicas in options.replicas:
-            print(measure(transport, replicas, options.overrides), flush=True)
+            say(measure(transport, replicas, options.overrides))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+from tandem.launch.command import command
 from tandem.launch.compose import compose, config_groups
 from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import AlgoConfig, Config
 from tandem.platform.plan import table
+from tandem.platform.terminal import say
 
 HEAD = ["algo", "critic", "adv_estimator", "policy_loss", "clip", "KL", "aggregation", "beyond that", "paper"]
 
@@ -59,5 +63,12 @@ def _beyond(config: Config, algorithm: Algorithm) -> list[str]:
     return [text for on, text in switches if on]
 
 
+@command("algorithms")
+def main(arguments: list[str]) -> int:
+    """Prints the table."""
+    say(algorithms_table())
+    return 0
+
+
 if __name__ == "__main__":
-    print(algorithms_table())
+    sys.exit(main())

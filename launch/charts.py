@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
+
+from tandem.launch.markup import Markup, element
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "4 4", "1 3", "10 4", "3 1")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 240, 58, 12, 30, 34
 LEGEND_COLUMNS = 2
 Points = Sequence[tuple[float, float]]
-Mark = Callable[[int, float, float], str]
+LARGEST = 1e100  # that is drawn: sums and spans of these are finite
+SMALLEST = 1e-100  # span that an axis is divided for
+Mark = Callable[[int, float, float], Markup]
 """(number of a series, x, y) -> its mark in the legend."""
 
 
@@ -25,75 +28,83 @@ def lines(
     zero: bool = False,
     bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
     x_label: str = "",
-) -> str:
-    """Lines over training steps, or what `x_label` says; `zero` has the axis begin at 0. Empty text for nothing to draw.
+) -> Markup:
+    """Lines over training steps, or what `x_label` says; `zero` has the axis begin at 0. Empty for nothing to draw.
 
     Args:
         bands: around lines of these names, points (x, low, high).
     """
-    drawn = {name: [point for point in points if math.isfinite(point[1])] for name, points in series.items()}
+    drawn = {name: [point for point in points if _can_be_drawn(*point)] for name, points in series.items()}
     drawn = {name: points for name, points in drawn.items() if points}
     if not drawn:
-        return ""
+        return Markup()
     xs = [x for points in drawn.values() for x, _ in points]
-    around = {name: band for name, band in (bands or {}).items() if name in drawn}
+    around = {
+        name: [point for point in band if _can_be_drawn(*point)] for name, band in (bands or {}).items() if name in drawn
+    }
     ys = [y for points in drawn.values() for _, y in points] + ([0.0] if zero else [])
     ys += [y for band in around.values() for _, low, high in band for y in (low, high)]
     frame = _Frame(min(xs), max(xs), min(ys), max(ys))
     body = [_band(frame, around[name], number) for number, name in enumerate(drawn) if name in around]
     for number, (name, points) in enumerate(drawn.items()):
-        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
-        look = f'stroke="{COLOURS[number % 8]}" stroke-dasharray="{DASHES[number % 8]}"'
-        body.append(
-            f'<polyline points="{path}" fill="none" stroke-width="1.6" {look}><title>{escape(name)}</title></polyline>'
-        )
-        if len(points) == 1:
-            [(x, y)] = points
-            body.append(f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{COLOURS[number % 8]}"/>')
+        body += _line(frame, name, points, number)
     return _figure(title, unit, frame, body, list(drawn) if len(drawn) > 1 else [], _line_mark, x_label)
 
 
-def _band(frame: _Frame, band: Sequence[tuple[float, float, float]], number: int) -> str:
+def _line(frame: _Frame, name: str, points: Points, number: int) -> list[Markup]:
+    """A line; a single point is a dot too."""
+    colour, tip = COLOURS[number % 8], element("title", name)
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+    look = {"fill": "none", "stroke_width": 1.6, "stroke": colour, "stroke_dasharray": DASHES[number % 8]}
+    drawn = [element("polyline", tip, points=path, **look)]
+    if len(points) == 1:
+        [(x, y)] = points
+        drawn.append(element("circle", cx=f"{frame.x(x):.1f}", cy=f"{frame.y(y):.1f}", r=3, fill=colour))
+    return drawn
+
+
+def _band(frame: _Frame, band: Sequence[tuple[float, float, float]], number: int) -> Markup:
     there = [f"{frame.x(x):.1f},{frame.y(high):.1f}" for x, _, high in band]
     back = [f"{frame.x(x):.1f},{frame.y(low):.1f}" for x, low, _ in reversed(band)]
-    return f'<polygon points="{" ".join(there + back)}" fill="{COLOURS[number % 8]}" fill-opacity="0.13"/>'
+    return element("polygon", points=" ".join(there + back), fill=COLOURS[number % 8], fill_opacity=0.13)
 
 
-def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: str = "", zero: bool = True) -> str:
+def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: str = "", zero: bool = True) -> Markup:
     """Values with their intervals, (value, low, high), one row each; `zero` draws the line where nothing differs."""
+    rows = {name: row for name, row in rows.items() if _can_be_drawn(*row)}
     if not rows:
-        return ""
+        return Markup()
     left, step = 190, 24
     ends = [end for row in rows.values() for end in row] + ([0.0] if zero else [])
     scale = ticks(min(ends), max(ends), 4)
     low, high = min(scale[0], *ends), max(scale[-1], *ends)
-    width = (WIDTH - left - 24) / ((high - low) or 1.0)
+    width = (WIDTH - left - 24) / (high - low if high - low > SMALLEST else 1.0)
     bottom = TOP + step * len(rows)
-    body = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
+    body = [_title(title, unit)]
     for tick in scale:
         x = left + (tick - low) * width
-        look = 'stroke="#000" stroke-width="1.2"' if zero and tick == 0 else 'stroke="#ddd"'
-        body.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" {look}/>')
+        look = {"stroke": "#000", "stroke_width": 1.2} if zero and tick == 0 else {"stroke": "#ddd"}
+        body.append(element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=bottom, **look))
         body.append(_text(x, bottom + 15, _short(tick), 11, anchor="middle"))
-    for number, (name, (value, least, most)) in enumerate(rows.items()):
-        y, tip = TOP + step * number + 12, escape(f"{name}: {value:.4g} [{least:.4g}, {most:.4g}] {unit}")
-        ends_at = [left + (end - low) * width for end in (least, most, value)]
-        line = f'x1="{ends_at[0]:.1f}" x2="{ends_at[1]:.1f}" y1="{y}" y2="{y}" stroke="{COLOURS[0]}" stroke-width="2.4"'
+    for number, (name, row) in enumerate(rows.items()):
+        y, (value, least, most) = TOP + step * number + 12, row
+        tip = element("title", f"{name}: {value:.4g} [{least:.4g}, {most:.4g}] {unit}")
+        middle, start, end = (f"{left + (place - low) * width:.1f}" for place in row)
         body.append(_text(left - 8, y + 4, name, 11, anchor="end"))
-        body.append(f"<line {line}><title>{tip}</title></line>")
-        body.append(f'<circle cx="{ends_at[2]:.1f}" cy="{y}" r="4" fill="{COLOURS[0]}"><title>{tip}</title></circle>')
+        body.append(element("line", tip, x1=start, x2=end, y1=y, y2=y, stroke=COLOURS[0], stroke_width=2.4))
+        body.append(element("circle", tip, cx=middle, cy=y, r=4, fill=COLOURS[0]))
     return _svg(body, bottom + 24)
 
 
-def areas(title: str, series: Mapping[str, Points], unit: str = "") -> str:
+def areas(title: str, series: Mapping[str, Points], unit: str = "") -> Markup:
     """Areas on top of each other over training steps; series have the same steps."""
     if not series or not any(series.values()):
-        return ""
+        return Markup()
     steps = [x for x, _ in next(iter(series.values()))]
     below = [0.0] * len(steps)
     layers = []
     for name, points in series.items():
-        above = [low + (y if math.isfinite(y) else 0.0) for low, (_, y) in zip(below, points, strict=True)]
+        above = [low + (y if _can_be_drawn(y) else 0.0) for low, (_, y) in zip(below, points, strict=True)]
         layers.append((name, below, above))
         below = above
     frame = _Frame(min(steps), max(steps), 0.0, max(below))
@@ -101,34 +112,40 @@ def areas(title: str, series: Mapping[str, Points], unit: str = "") -> str:
     for number, (name, low, high) in enumerate(layers):
         there = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(steps, high, strict=True)]
         back = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(reversed(steps), reversed(low), strict=True)]
-        look = f'fill="{COLOURS[number % 8]}" fill-opacity="0.75" stroke="#fff" stroke-width="0.6"'
-        body.append(f'<polygon points="{" ".join(there + back)}" {look}><title>{escape(name)}</title></polygon>')
+        look = {"fill": COLOURS[number % 8], "fill_opacity": 0.75, "stroke": "#fff", "stroke_width": 0.6}
+        body.append(element("polygon", element("title", name), points=" ".join(there + back), **look))
     return _figure(title, unit, frame, body, [name for name, _, _ in layers], _area_mark)
 
 
-def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "", left: int = 90) -> str:
+def bars(title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "", left: int = 90) -> Markup:
     """Horizontal bars of parts that add up, one bar to a row; names of rows have `left` pixels."""
+    rows = {
+        name: {part: value for part, value in row.items() if _can_be_drawn(value) and value >= 0}
+        for name, row in rows.items()
+    }
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     most = max((sum(row.values()) for row in rows.values()), default=0.0)
-    if most <= 0:
-        return ""
+    if most < SMALLEST:
+        return Markup()
     step = 26
     legend_y = TOP + step * len(rows) + 14
     scale = (WIDTH - left - 70) / most
-    body = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
+    body = [_title(title, unit)]
     for number, (name, row) in enumerate(rows.items()):
         x, y = float(left), TOP + step * number
         body.append(_text(left - 6, y + 14, name, 11, anchor="end"))
         for part, value in row.items():
-            colour = COLOURS[parts.index(part) % 8]
-            width = value * scale
-            tip = escape(f"{name} {part}: {value:.4g} {unit}")
-            look = f'height="18" fill="{colour}" stroke="#fff"'
-            body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" {look}><title>{tip}</title></rect>')
+            tip, width = element("title", f"{name} {part}: {value:.4g} {unit}"), value * scale
+            look = {"height": 18, "fill": COLOURS[parts.index(part) % 8], "stroke": "#fff"}
+            body.append(element("rect", tip, x=f"{x:.1f}", y=y, width=f"{width:.1f}", **look))
             x += width
         body.append(_text(x + 4, y + 14, f"{sum(row.values()):.3g}", 11))
     body += _legend(parts, LEFT, legend_y, _area_mark)
     return _svg(body, legend_y + 16 * math.ceil(len(parts) / LEGEND_COLUMNS))
+
+
+def _can_be_drawn(*values: float) -> bool:
+    return all(math.isfinite(value) and abs(value) <= LARGEST for value in values)
 
 
 class _Frame:
@@ -137,10 +154,11 @@ class _Frame:
     def __init__(self, x0: float, x1: float, y0: float, y1: float) -> None:
         self.xs = [value for value in ticks(x0, x1) if value == int(value)]  # steps are whole
         self.ys = ticks(y0, y1)
-        self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + 1
+        self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + max(1, abs(x0) / 100)
         self.y0, self.y1 = min(y0, self.ys[0]), max(y1, self.ys[-1])
-        if self.y1 == self.y0:
-            self.y0, self.y1 = self.y0 - 0.5, self.y1 + 0.5
+        if not self.y1 - self.y0 > SMALLEST:
+            wide = max(0.5, abs(self.y0) / 100)
+            self.y0, self.y1 = self.y0 - wide, self.y1 + wide
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
@@ -151,7 +169,7 @@ class _Frame:
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Round numbers that span low to high."""
-    if not high > low:
+    if not high - low > SMALLEST:
         return [low]
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))
@@ -160,12 +178,14 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, math.ceil(high / step - 1e-9) + 1)]
 
 
-def _figure(title: str, unit: str, frame: _Frame, body: list[str], legend: list[str], mark: Mark, x_label: str = "") -> str:
-    head = [_text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")]
+def _figure(
+    title: str, unit: str, frame: _Frame, body: list[Markup], legend: list[str], mark: Mark, x_label: str = ""
+) -> Markup:
+    head = [_title(title, unit)]
     for value in frame.ys:
-        y = frame.y(value)
-        head.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        head.append(_text(LEFT - 6, y + 4, f"{value:.4g}", 11, anchor="end"))
+        y = f"{frame.y(value):.1f}"
+        head.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, stroke="#ddd"))
+        head.append(_text(LEFT - 6, frame.y(value) + 4, f"{value:.4g}", 11, anchor="end"))
     for value in frame.xs:
         if frame.x0 <= value <= frame.x1:
             head.append(_text(frame.x(value), HEIGHT - BOTTOM + 16, _short(value), 11, anchor="middle"))
@@ -179,7 +199,7 @@ def _short(value: float) -> str:
     return f"{value / 1000:.4g}k" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def _legend(names: Sequence[str], left: float, top: float, mark: Mark) -> list[str]:
+def _legend(names: Sequence[str], left: float, top: float, mark: Mark) -> list[Markup]:
     body = []
     for number, name in enumerate(names):
         x, y = left + number % LEGEND_COLUMNS * 190, top + number // LEGEND_COLUMNS * 16 + 8
@@ -187,19 +207,24 @@ def _legend(names: Sequence[str], left: float, top: float, mark: Mark) -> list[s
     return body
 
 
-def _line_mark(number: int, x: float, y: float) -> str:
-    look = f'stroke="{COLOURS[number % 8]}" stroke-width="2.5" stroke-dasharray="{DASHES[number % 8]}"'
-    return f'<line x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}" {look}/>'
+def _line_mark(number: int, x: float, y: float) -> Markup:
+    look = {"stroke": COLOURS[number % 8], "stroke_width": 2.5, "stroke_dasharray": DASHES[number % 8]}
+    return element("line", x1=x, x2=x + 22, y1=y - 4, y2=y - 4, **look)
 
 
-def _area_mark(number: int, x: float, y: float) -> str:
-    return f'<rect x="{x + 6}" y="{y - 9}" width="11" height="11" fill="{COLOURS[number % 8]}"/>'
+def _area_mark(number: int, x: float, y: float) -> Markup:
+    return element("rect", x=x + 6, y=y - 9, width=11, height=11, fill=COLOURS[number % 8])
 
 
-def _text(x: float, y: float, text: str, size: int, anchor: str = "start", weight: str = "400") -> str:
-    look = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(text)}</text>'
+def _title(title: str, unit: str) -> Markup:
+    return _text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")
 
 
-def _svg(body: Sequence[str], height: float) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" xmlns="http://www.w3.org/2000/svg">{"".join(body)}</svg>'
+def _text(x: float, y: float, text: str, size: int, anchor: str = "start", weight: str = "400") -> Markup:
+    look = {"font_size": size, "text_anchor": anchor, "font_weight": weight}
+    return element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", **look)
+
+
+def _svg(body: Sequence[Markup], height: float) -> Markup:
+    box = f"0 0 {WIDTH} {height:.0f}"
+    return element("svg", *body, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")

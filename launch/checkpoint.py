@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import fsspec
 import safetensors.torch
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from tandem.launch.manifest import Manifest, Written, parse
+from tandem.launch.stores import base, read_file
 from tandem.platform.config import ConfigError
+from tandem.platform.files import FileError, refuse_links
+from tandem.platform.readers import parse_json, parsed
 
+T = TypeVar("T")
 MANIFEST, DRIVER, FACTS, SUSPECT = "manifest.json", "driver.json", "facts.json", "suspect.json"
 NAME = re.compile(r"(?:^|/)step-(\d{6,})$")
 
@@ -44,17 +45,17 @@ class Checkpoint:
 
     def driver(self) -> dict[str, Any]:
         """The state of the loop."""
-        return dict(self._parsed(DRIVER, dict))
+        return self._parsed(DRIVER, dict[str, Any])
 
     def facts(self, role: str) -> list[dict[str, Any]]:
         """What the ranks of a role kept besides tensors."""
-        return list(self._parsed(f"{role}/{FACTS}", list))
+        return self._parsed(f"{role}/{FACTS}", list[dict[str, Any]])
 
     def parts(self, role: str) -> Iterator[dict[str, Tensor]]:
         """The tensors of a role, part by part."""
         for name in sorted(self.manifest.files):
             if name.startswith(f"{role}/") and name.endswith(".safetensors"):
-                yield safetensors.torch.load(self._read(name))
+                yield _tensors(self._read(name), f"{self.path}/{name}")
 
     def has(self, role: str) -> bool:
         """Whether the role was saved."""
@@ -70,7 +71,7 @@ class Checkpoint:
 
     def _read(self, name: str) -> bytes:
         expected = self.manifest.files[name]
-        content: bytes = self.fs.cat_file(f"{self.path}/{name}")
+        content = read_file(self.fs, f"{self.path}/{name}", self.path, limit=expected.bytes)
         if Written(len(content), hashlib.sha256(content).hexdigest()) != expected:
             raise CheckpointError(
                 f"{self.path}/{name} is not what was written: its content has changed. Remove {self.path} to go on from "
@@ -78,15 +79,9 @@ class Checkpoint:
             )
         return content
 
-    def _parsed(self, name: str, kind: type) -> Any:
-        """The object or list that a file holds."""
-        try:
-            content = json.loads(self._read(name))
-        except ValueError as error:
-            raise CheckpointError(f"{self.path}/{name} is no JSON: {error}") from error
-        if not isinstance(content, kind):
-            raise CheckpointError(f"{self.path}/{name} holds {type(content).__name__}, expected {kind.__name__}")
-        return content
+    def _parsed(self, name: str, kind: type[T]) -> T:
+        where = f"{self.path}/{name}"
+        return parsed(parse_json(self._read(name), where), kind, where)
 
 
 def open_at(fs: Any, path: str) -> Checkpoint:
@@ -96,15 +91,15 @@ def open_at(fs: Any, path: str) -> Checkpoint:
         ConfigError: what is missing.
     """
     try:
-        content = fs.cat_file(f"{path}/{MANIFEST}")
+        content = read_file(fs, f"{path}/{MANIFEST}", path)
     except FileNotFoundError:
         raise ConfigError(f"{path} is no whole checkpoint: it has no {MANIFEST}, which is written last") from None
     except OSError as error:
         raise ConfigError(f"{path} is no whole checkpoint: {MANIFEST} cannot be read: {error}") from error
     manifest = parse(content, f"{path}/{MANIFEST}")
     for name, expected in manifest.files.items():
-        if link := _link_on_the_way(fs, path, name):
-            raise ConfigError(f"{path} is no checkpoint as it was written: {link} is a link, which is not followed")
+        if isinstance(fs, LocalFileSystem):
+            refuse_links(Path(path, name), base(path))
         size = fs.size(f"{path}/{name}") if fs.exists(f"{path}/{name}") else None
         if size != expected.bytes:
             there = "is missing" if size is None else f"has {size} bytes"
@@ -112,30 +107,20 @@ def open_at(fs: Any, path: str) -> Checkpoint:
     return Checkpoint(fs, path, manifest)
 
 
-def _link_on_the_way(fs: Any, path: str, name: str) -> str | None:
-    """The first part of a name below a local folder that is a link."""
-    place = path
-    for part in name.split("/") if isinstance(fs, LocalFileSystem) else ():
-        place = f"{place}/{part}"
-        if os.path.islink(place):
-            return place
-    return None
-
-
 def suspicion(fs: Any, path: str) -> str | None:
+    """Why the weights of the checkpoint at a path are not to be trusted; None if nothing is known against them."""
+    where = f"{path}/{SUSPECT}"
     try:
-        content = json.loads(fs.cat_file(f"{path}/{SUSPECT}"))
+        why = parsed(parse_json(read_file(fs, where, path), where), dict[str, Any], where).get("why")
     except FileNotFoundError:
         return None
-    except (ValueError, OSError):
-        content = None  # it is marked, whatever has become of the reason
-    why = content.get("why") if isinstance(content, dict) else None
+    except (FileError, OSError):
+        why = None  # it is marked, whatever has become of the reason
     return str(why or "it is marked as suspect")
 
 
-def filesystem(url: str) -> tuple[Any, str]:
+def _tensors(content: bytes, where: str) -> dict[str, Tensor]:
     try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"checkpoint.dir={url}: {error}. Install what it needs, or give a folder") from error
-    return fs, str(root).rstrip("/")
+        return safetensors.torch.load(content)
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{where} holds no tensors: {error}") from error

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -35,12 +36,13 @@ from tandem.launch.checkpoint import (
     SUSPECT,
     Checkpoint,
     CheckpointError,
-    filesystem,
     open_at,
     suspicion,
 )
 from tandem.launch.manifest import Manifest, RunIdentity, Written, parse
+from tandem.launch.stores import filesystem, read_file, sync
 from tandem.platform.config import ConfigError
+from tandem.platform.files import open_regular
 from tandem.platform.protocols import Trained
 
 
@@ -88,11 +90,12 @@ class Checkpoints:
             files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
             self._write(f"{draft}/{MANIFEST}", Manifest(step, score, settings, files, self.run).as_json())
             if self._is_local:
-                self._sync_folders(draft)
+                for folder, _, _ in os.walk(draft):
+                    sync(folder)
                 if self.fs.exists(place):  # of a course that was given up
                     os.rename(place, f"{draft}.old.part")
                 os.rename(draft, place)
-                _sync(self.root)
+                sync(self.root)
                 self._clear_drafts()
         except OSError as error:
             if self._is_local:
@@ -189,10 +192,9 @@ class Checkpoints:
         return not any(map(self._can_go_on_from, folders[folders.index(found.path) + 1 :]))
 
     def _can_go_on_from(self, path: str) -> bool:
-        try:
+        with suppress(ConfigError):
             return open_at(self.fs, path).suspicion is None
-        except ConfigError:
-            return False
+        return False
 
     def _whole(self) -> list[tuple[str, float | None]]:
         """Path and score of every checkpoint with a manifest that can be read and nothing against it, oldest step first."""
@@ -201,7 +203,8 @@ class Checkpoints:
             if suspicion(self.fs, path):
                 continue
             with suppress(FileNotFoundError, ConfigError):  # ConfigError: cut off
-                found.append((path, parse(self.fs.cat_file(f"{path}/{MANIFEST}"), f"{path}/{MANIFEST}").score))
+                where = f"{path}/{MANIFEST}"
+                found.append((path, parse(read_file(self.fs, where, path), where).score))
         return found
 
     def _folders(self) -> list[str]:
@@ -225,6 +228,8 @@ class Checkpoints:
                 self._remove(path)
 
     def _remove(self, path: str) -> None:
+        if self._is_local and os.path.islink(path):
+            return  # what it leads to is not ours
         try:
             if self.fs.exists(f"{path}/{MANIFEST}"):
                 self.fs.rm_file(f"{path}/{MANIFEST}")
@@ -242,17 +247,14 @@ class Checkpoints:
     def _write(self, path: str, content: bytes) -> Written:
         if self._is_local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with open(open_regular(Path(path), flags, below=Path(path).parent), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
         else:
             self.fs.pipe_file(path, content)
         return Written(len(content), hashlib.sha256(content).hexdigest())
-
-    def _sync_folders(self, draft: str) -> None:
-        for folder, _, _ in os.walk(draft):
-            _sync(folder)
 
 
 def _step_of(path: str) -> int:
@@ -280,8 +282,6 @@ def _files(
     driver: Mapping[str, Any], roles: Mapping[str, Trained], save_model: Callable[[Path], None]
 ) -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files of a checkpoint; one part of the tensors is in memory at a time."""
-    import tempfile
-
     yield DRIVER, _json(driver)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
@@ -297,11 +297,3 @@ def _files(
 
 def _json(content: Any) -> bytes:
     return json.dumps(content, default=str).encode()
-
-
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,7 +42,7 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
             composed = hydra_compose("config", overrides=choices)
         for one in typed:
             if not _is_choice(one, groups):  # Hydra would read texts as numbers
-                OmegaConf.update(composed, one.key, one.value, merge=True, force_add=True)
+                _set(composed, one)
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
             raise ConfigError(f"{', '.join(missing)}: must be set, for example {missing[0]}=...")
@@ -58,15 +59,43 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     return config, given.keys() - config_groups().keys()
 
 
+def _set(composed: Any, one: Typed) -> None:
+    """Gives a setting its value.
+
+    Raises:
+        ConfigError: it has a `${` that begins no reference.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import GrammarParseError
+
+    try:
+        OmegaConf.update(composed, one.key, one.value, merge=True, force_add=True)
+    except GrammarParseError as error:
+        how = "${KEY} stands for another setting; as a text it is written \\${"
+        raise ConfigError(f"{one.key}={one.value}: {how}") from error
+
+
 def _make_absolute(config: Config) -> None:
     """Paths that exist here are made absolute: workers may start in another folder. Hub names stay."""
     for owner, name in ((config.model, "path"), (config.critic, "path"), (config.reward, "model")):
         path = getattr(owner, name)
-        if path is not None and Path(path).expanduser().exists():
-            setattr(owner, name, str(Path(path).expanduser().absolute()))
+        if path is not None and _exists(_absolute(path)):
+            setattr(owner, name, str(_absolute(path)))
     if config.reward.function is not None:
         path, colon, function = config.reward.function.rpartition(":")
-        config.reward.function = f"{Path(path).expanduser().absolute()}{colon}{function}" if path else function
+        config.reward.function = f"{_absolute(path)}{colon}{function}" if path else function
+
+
+def _absolute(path: str) -> Path:
+    with suppress(RuntimeError):  # ~USER, who is not there
+        return Path(path).expanduser().absolute()
+    return Path(path).absolute()
+
+
+def _exists(path: Path) -> bool:
+    with suppress(OSError, ValueError):  # too long, or with a zero: nothing can be there
+        return path.exists()
+    return False
 
 
 def register_schema() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tandem.platform.config import TrackingConfig
 from tandem.platform.evaluate import DETAILS
 from tandem.platform.metrics import Metrics
+from tandem.platform.terminal import one_line, say, shown
 
 
 class Display(Protocol):
@@ -120,7 +121,7 @@ class Unfailing:
         except Exception as error:
             self._display = None
             with suppress(Exception):
-                print(f"warning: the display has failed ({error}); the run goes on without it", file=sys.stderr)
+                say(f"warning: the display has failed ({error}); the run goes on without it", error=True)
 
 
 class PlainDisplay(SilentDisplay):
@@ -130,9 +131,8 @@ class PlainDisplay(SilentDisplay):
         self._steps, self._every = 0, 1
 
     def note(self, text: str) -> None:
-        """A line, with what the terminal's encoding lacks written as \\uXXXX."""
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        """A line."""
+        say(text)
 
     def begin(self, steps: int) -> None:
         """Training of so many steps begins."""
@@ -164,7 +164,7 @@ class RichDisplay(SilentDisplay):
 
         self._console = Console()
         self._bar = Progress(
-            TextColumn("[bold]{task.description:<18}"),
+            TextColumn("{task.description:<18}", style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("elapsed"),
@@ -180,11 +180,11 @@ class RichDisplay(SilentDisplay):
 
     def note(self, text: str) -> None:
         """A line above the display."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(shown(text), markup=False, highlight=False, emoji=False)
 
     def phase(self, name: str) -> None:
         """The phase, left of the bar."""
-        self._bar.update(self._task, description=name)
+        self._bar.update(self._task, description=one_line(name))
 
     def begin(self, steps: int) -> None:
         """Training of so many steps begins."""
@@ -210,11 +210,12 @@ class RichDisplay(SilentDisplay):
     def _page(self, metrics: Metrics) -> Any:
         from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
         grid = Table.grid(padding=(0, 3))
         values = headline(metrics)
         half = (len(values) + 1) // 2
         for row in range(half):
-            cells = [f"[dim]{label}[/] {value}" for label, value in values[row::half]]
+            cells = [Text.assemble((one_line(label), "dim"), f" {value}") for label, value in values[row::half]]
             grid.add_row(*cells)
         return Group(self._bar, grid)

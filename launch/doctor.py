@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from tandem.launch.command import command
 from tandem.launch.compose import compose
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.plan import human_bytes
+from tandem.platform.terminal import say
 from tandem.workers.cluster import check_answers, usable_cpus
 
 TRY_TIMEOUT_S = 120
@@ -182,17 +184,14 @@ CHECKS: tuple[Callable[[Config], Iterable[Finding]], ...] = (
 )
 
 
+@command("configuration error")
 def main(arguments: list[str]) -> int:
-    """Prints the findings as they come; returns the exit code."""
-    try:
-        config, _ = compose(arguments)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    """Prints the findings as they come; returns the exit code (0 all is well, 1 something failed, 2 not looked)."""
+    config, _ = compose(arguments)
     failed = False
     for check in CHECKS:
         for finding in check(config):
-            print(finding, flush=True)
+            say(finding)
             failed = failed or finding.level == "fail"
     return 1 if failed else 0
 
@@ -233,4 +232,4 @@ def _existing(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -12,7 +12,6 @@ from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config
 from tandem.platform.plan import render
-from tandem.platform.redact import redacted
 from tandem.workers.cluster import usable_cpus
 from tandem.workers.models import skeleton
 
@@ -26,7 +25,7 @@ def dry_run(config: Config) -> str:
         cpus = float(config.cluster.num_cpus or usable_cpus())
         bundles = list(placement_of(config, algorithm, cpus, gpu).bundles)
     steps = config.run.steps  # run.epochs needs the data, which a plan does not read
-    return redacted(render(config, algorithm, steps, count_parameters(config), bundles, versions()))
+    return render(config, algorithm, steps, count_parameters(config), bundles, versions())
 
 
 def count_parameters(config: Config) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from tandem.launch.command import command
+from tandem.platform.config import ConfigError
+from tandem.platform.files import write_json
+from tandem.platform.terminal import say
 
 USAGE = """usage: python launch/evaluate.py [model.path=FOLDER] [data.eval=FILE] [to=FILE] [SETTING=VALUE ...]
 
@@ -19,28 +23,22 @@ Samples responses to held-out prompts and scores them, in this process. Takes th
   to=FILE                     also write the numbers as JSON"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("cannot evaluate")
+def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 measured, 2 not)."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        say(USAGE)
         return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from tandem.platform.redact import redacted
-    from tandem.workers.calls import is_the_users
-
     to = [argument.removeprefix("to=") for argument in arguments if argument.startswith("to=")]
-    try:
-        metrics = evaluate([argument for argument in arguments if not argument.startswith("to=")])
-    except ValueError as error:
-        if not is_the_users(error):
-            raise
-        print(f"cannot evaluate: {redacted(str(error))}", file=sys.stderr)
-        return 2
+    metrics = evaluate([argument for argument in arguments if not argument.startswith("to=")])
     for name, value in metrics.items():
-        print(f"{name.removeprefix('eval/'):<40} {value:.4f}")
+        say(f"{name.removeprefix('eval/'):<40} {value:.4f}")
     for path in to:
-        Path(path).write_text(json.dumps(metrics, indent=2) + "\n")
+        try:
+            write_json(Path(path), metrics)
+        except OSError as error:
+            raise ConfigError(f"to={path}: cannot be written ({error.strerror})") from error
     return 0
 
 
@@ -54,7 +52,6 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     from tandem.launch.compose import compose
     from tandem.launch.roles import role_specs
     from tandem.platform.algorithms import resolve
-    from tandem.platform.config import ConfigError
     from tandem.platform.protocols import Roles
     from tandem.platform.validate import validate
     from tandem.workers.inline import InlineRollouts
@@ -70,7 +67,7 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     prepare.check_context(config, path)
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
     prepare.check_stop_ids(config, path, tokenizer)
-    sets = prepare.evaluations(config, path, tokenizer, lambda text: print(text, file=sys.stderr))
+    sets = prepare.evaluations(config, path, tokenizer, lambda text: say(text, error=True))
     if not sets:
         raise ConfigError("there is no held-out data. Set data.eval=FILE")
     specs, rank = role_specs(config, resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss), path), Rank()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -10,6 +9,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tandem.launch.command import command
+from tandem.platform.config import ConfigError
+from tandem.platform.files import write_json
+from tandem.platform.readers import read_object
+from tandem.platform.terminal import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,24 +30,16 @@ template. It is loaded once more and compared.
 ASKED = {"checkpoint": None, "to": None, "dtype": "", "trust_remote_code": "false"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("cannot export")
+def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 written, 2 not)."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        say(USAGE)
         return 0 if arguments else 2
-    from tandem.launch.checkpoint import CheckpointError
-    from tandem.platform.config import ConfigError
-    from tandem.platform.redact import redacted
-
-    try:
-        asked = parse(arguments)
-        to = Path(asked["to"])
-        step = export(asked["checkpoint"], to, asked["dtype"] or None, asked["trust_remote_code"].lower() == "true")
-    except (ConfigError, CheckpointError) as error:
-        print(f"cannot export: {redacted(str(error))}", file=sys.stderr)
-        return 2
-    print(f"the policy after step {step} is in {to}")
+    asked = parse(arguments)
+    to = Path(asked["to"])
+    step = export(asked["checkpoint"], to, asked["dtype"] or None, asked["trust_remote_code"].lower() == "true")
+    say(f"the policy after step {step} is in {to}")
     return 0
 
 
@@ -52,8 +49,6 @@ def parse(arguments: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: one is unknown, or one that is needed is missing.
     """
-    from tandem.platform.config import ConfigError
-
     given = dict(argument.partition("=")[::2] for argument in arguments)
     for name in given.keys() - ASKED.keys():
         raise ConfigError(f"{name}: no such argument; there are {', '.join(ASKED)}")
@@ -74,38 +69,48 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
 
     from tandem.launch.checkpoint import CheckpointError
     from tandem.launch.checkpoints import open_newest
-    from tandem.platform.config import ConfigError
     from tandem.platform.rewards import shorten
     from tandem.workers.models import DTYPES, LOAD_ERRORS, saved_tensors
     from tandem.workers.training_state import FIXED, WEIGHTS
 
     checkpoint = open_newest(path)
-    dtype = dtype or str(checkpoint.settings["model.dtype"])
+    dtype = dtype or str(checkpoint.settings.get("model.dtype"))
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype}: expected {' or '.join(DTYPES)}")
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"to={to} is not empty, or no folder. Give another")
+    _check_target(to)
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "trust_remote_code": trust_remote_code}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.copy_model(Path(folder))
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            model = AutoModelForCausalLM.from_config(config, **options)
         except LOAD_ERRORS as error:
             advice = "" if trust_remote_code else ". If the model has code of its own, set trust_remote_code=true"
             raise ConfigError(
                 f"the model in {checkpoint.path} cannot be made: {shorten(str(error), 300)}{advice}"
             ) from error
-        model = AutoModelForCausalLM.from_config(config, **options)
         own = saved_tensors(model)
         for part in checkpoint.parts("actor"):
             for key, tensor in part.items():
                 kind, _, name = key.partition("/")
-                if kind in (WEIGHTS, FIXED):
-                    put(model, own.pop(name), name, tensor)
+                if kind not in (WEIGHTS, FIXED):
+                    continue
+                if name not in own or own[name].shape != tensor.shape:
+                    raise CheckpointError(f"{checkpoint.path}: its model has no {name} of shape {tuple(tensor.shape)}")
+                put(model, own.pop(name), name, tensor)
         if own:
             raise CheckpointError(f"{checkpoint.path} lacks {len(own)} of the model's tensors, {min(own)} first")
         _write(model, Path(folder), to, options)
     return checkpoint.step
+
+
+def _check_target(to: Path) -> None:
+    try:
+        if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
+            raise ConfigError(f"to={to} is not empty, or no folder. Give another")
+        to.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"to={to}: cannot be written ({error.strerror})") from error
 
 
 def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) -> None:
@@ -115,7 +120,8 @@ def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) 
     from tandem.launch.checkpoint import CheckpointError
     from tandem.workers.models import saved_tensors
 
-    draft = to.absolute().with_name(f".{to.absolute().name}.{os.getpid()}.part")
+    place = to.resolve()  # a link to an empty folder stays one
+    draft = place.with_name(f".{place.name}.{os.getpid()}.part")
     model.generation_config = GenerationConfig()  # the model's own may be one that transformers refuses to write
     try:
         model.save_pretrained(draft)
@@ -129,7 +135,7 @@ def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) 
             raise CheckpointError(
                 f"{to} would not load as it was written: {len(different)} tensors differ, {different[0]} first"
             )
-        draft.replace(to.absolute())
+        draft.replace(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -148,13 +154,13 @@ def put(model: Any, own: Tensor, name: str, tensor: Tensor) -> None:
 
 def write_config(before: Path, after: Path, model: Any) -> None:
     """The config of the base model, but for the dtype of the weights and the class that they are of."""
-    config, dtype = json.loads(before.read_text()), str(model.dtype).removeprefix("torch.")
+    config, dtype = read_object(before, dict[str, Any]), str(model.dtype).removeprefix("torch.")
     for part in config.values():
         if isinstance(part, dict) and "dtype" in part:
             part["dtype"] = dtype
     config.pop("torch_dtype", None)  # an older name of it
     config |= {"dtype": dtype, "architectures": [type(model).__name__]}
-    after.write_text(json.dumps(config, indent=2) + "\n")
+    write_json(after, config)
 
 
 if __name__ == "__main__":

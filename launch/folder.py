@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ from tandem.launch.checkpoint import Checkpoint
 from tandem.launch.checkpoints import Checkpoints
 from tandem.launch.facts import about
 from tandem.launch.manifest import RunIdentity
+from tandem.launch.settings_file import as_yaml
+from tandem.launch.stores import CHECKPOINTS
 from tandem.launch.versions import versions
 from tandem.platform.config import Config, ConfigError
-from tandem.platform.records import write_json, write_text
+from tandem.platform.files import FileError, write_json, write_text
+from tandem.platform.readers import read_object
 from tandem.platform.redact import redacted_values
 
 ATTEMPTS = "attempts"
@@ -103,7 +106,7 @@ def make_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").unlink(missing_ok=True)
-        write_text(folder / "config.yaml", as_yaml(config))
+        write_text(folder / "config.yaml", settings_yaml(config))
         write_json(folder / "versions.json", versions())
         write_json(folder / "run.json", {**about(config, started_at), "id": checkpoints.run.id})
     except OSError as error:
@@ -154,7 +157,7 @@ def _refuse_results(folder: Path) -> None:
     """
     if _object(folder / "summary.json").get("status") == "finished":
         raise ConfigError(f"{folder} holds a finished run. Set another run.name, or move the folder away")
-    own = Checkpoints(str(folder / "checkpoints"), keep=1)
+    own = Checkpoints(str(folder / CHECKPOINTS), keep=1)
     if newest := own.newest():
         raise ConfigError(
             f"{folder} holds a run whose checkpoints are in {own.root}. To go on from there, set "
@@ -165,14 +168,14 @@ def _refuse_results(folder: Path) -> None:
 def _set_aside(folder: Path, note: Callable[[str], None]) -> None:
     """Moves the records of an attempt out of the way, if it measured anything."""
     metrics = folder / "metrics.jsonl"
-    if not metrics.exists() or metrics.stat().st_size == 0:
+    if not os.path.lexists(metrics) or os.lstat(metrics).st_size == 0:
         return
     earlier = [int(path.name) for path in (folder / ATTEMPTS).glob("[0-9]*") if path.name.isdecimal()]
     place = folder / ATTEMPTS / str(max(earlier, default=0) + 1)
     try:
         place.mkdir(parents=True)
         for path in folder.iterdir():
-            if path.name not in (ATTEMPTS, "checkpoints"):
+            if path.name not in (ATTEMPTS, CHECKPOINTS):
                 path.rename(place / path.name)
     except OSError as error:
         raise ConfigError(f"{folder} holds an earlier attempt, which cannot be moved: {error}") from error
@@ -181,16 +184,11 @@ def _set_aside(folder: Path, note: Callable[[str], None]) -> None:
 
 def _object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(FileError, OSError):
+        return read_object(path, dict[str, Any], below=path.parent)
+    return {}
 
 
-def as_yaml(config: Config) -> str:
+def settings_yaml(config: Config) -> str:
     """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
-    from omegaconf import OmegaConf
-
-    values = OmegaConf.to_container(OmegaConf.structured(config), resolve=False)
-    return OmegaConf.to_yaml(OmegaConf.create(redacted_values(values)))
+    return as_yaml(redacted_values(asdict(config)))

@@ -9,6 +9,9 @@ import os
 import sys
 import time
 
+from tandem.launch.command import command
+from tandem.platform.terminal import say
+
 USAGE = """usage: python launch/main.py [algo=ppo|grpo] [SETTING=VALUE ...]
 
 Trains a language model with reinforcement learning on a Ray cluster.
@@ -30,16 +33,16 @@ Records go to outputs/<run.name>/: metrics.jsonl, summary.json, report.html, che
 Started again with its run.name, a run goes on from its newest checkpoint."""
 
 
-def main(argv: list[str] | None = None) -> int:
+@command("configuration error")
+def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 finished, 1 failed, 2 not started, 130 interrupted)."""
-    arguments = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        say(USAGE)
         return 0
     if "--settings" in arguments:
         from tandem.launch.settings import settings_table
 
-        print(settings_table())
+        say(settings_table())
         return 0
     started_at = _command_start()
     # OpenMP threads that spin while they wait make a step ten times slower as soon as another process wants a core.
@@ -48,30 +51,23 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
     from tandem.launch.compose import compose
     from tandem.platform.config import ConfigError
-    from tandem.platform.redact import redacted
 
-    try:
-        unknown = [argument for argument in arguments if argument.startswith("-") and "=" not in argument]
-        if unknown:
-            raise ConfigError(f"{unknown[0]}: no such option; settings are given as key=value, see --help")
-        config, given = compose(arguments)
-        from tandem.platform.validate import validate
+    unknown = [argument for argument in arguments if argument.startswith("-") and "=" not in argument]
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such option; settings are given as key=value, see --help")
+    config, given = compose(arguments)
+    from tandem.platform.validate import validate
 
-        for warning in validate(config, given):
-            print(f"warning: {redacted(warning)}", file=sys.stderr)
-        if config.dry_run:
-            from tandem.launch.dry_run import dry_run
+    for warning in validate(config, given):
+        say(f"warning: {warning}", error=True)
+    if config.dry_run:
+        from tandem.launch.dry_run import dry_run
 
-            print(dry_run(config))
-            return 0
-        from tandem.launch.run import run
+        say(dry_run(config))
+        return 0
+    from tandem.launch.run import run
 
-        return run(config, started_at)
-    except ConfigError as error:
-        print(f"configuration error: {redacted(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return run(config, started_at)
 
 
 def _command_start() -> float:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
+from itertools import accumulate
 from typing import Any, get_args, get_origin, get_type_hints
 
 from tandem.platform.config import Config, ConfigError
+from tandem.platform.readers import MAX_DEPTH
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Typed:
     prefix: str
     is_sweep: bool = False
 
+
+LONGEST_SHOWN = 300  # characters of an override in a message
 
 _ITEM = object()  # the type of a text in a list or dictionary, where null is a text as any other
 
@@ -46,15 +50,26 @@ def parse(line: str) -> Typed:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    refuse_deep(line)
     try:
         found = OverridesParser.create().parse_override(line)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: a number of more digits than Python reads
         hint = "settings are given as key=value, and a value with special characters is quoted: key='a=b, c'"
-        raise ConfigError(f"{line}: cannot be read; {hint}") from error
+        raise ConfigError(f"{line[:LONGEST_SHOWN]}: cannot be read; {hint}") from error
     prefix, key = line[: len(line) - len(line.lstrip("+~"))], found.key_or_group
     if found.is_delete() or found.is_sweep_override():
         return Typed(line, key, None, prefix, is_sweep=found.is_sweep_override())
     return Typed(line, key, as_declared(_texts(line), kind_of(key)), prefix)
+
+
+def refuse_deep(line: str) -> None:
+    """Refuses an override that its parser would call itself too often for.
+
+    Raises:
+        ConfigError: it has too many brackets within each other.
+    """
+    if max(accumulate((char in "[{(") - (char in "]})") for char in line), default=0) > MAX_DEPTH:
+        raise ConfigError(f"{line[:LONGEST_SHOWN]}: brackets are more than {MAX_DEPTH} deep")
 
 
 def kind_of(key: str) -> Any:

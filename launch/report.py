@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tandem.launch.charts import areas, bars, lines
-from tandem.launch.runs import read, records
+from tandem.launch.command import command
+from tandem.launch.markup import Markup, element, together
+from tandem.launch.runs import Run, read
 from tandem.platform.config import ConfigError
-from tandem.platform.records import write_text
-from tandem.platform.redact import redacted
+from tandem.platform.files import write_text
+from tandem.platform.records import Record, memory_key, read_metrics, read_samples
 from tandem.platform.spans import PHASES
+from tandem.platform.terminal import say
 
+USAGE = "usage: python launch/report.py outputs/NAME\n\nWrites report.html into the folder of the run."
 GIB = 2**30
 SAMPLES = 60  # in the table, the newest
 STYLE = """
@@ -31,22 +31,18 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; } .wide { overf
 th, td { text-align: left; vertical-align: top; padding: 5px 9px; border-bottom: 1px solid #e6e6e6; }
 th { background: #f4f4f4; position: sticky; top: 0; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 12px/1.4 ui-monospace, monospace; max-width: 460px; }
-.status-failed { color: #b00020; } details { margin-top: 10px; } summary { cursor: pointer; }
+.failed { color: #b00020; } details { margin-top: 10px; } summary { cursor: pointer; }
 @media print { .charts { grid-template-columns: 1fr 1fr; } svg, tr { break-inside: avoid; } }
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+@command("report")
+def main(arguments: list[str]) -> int:
+    """Runs a command line; returns the exit code (0 written, 2 not)."""
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        print("usage: python launch/report.py outputs/NAME\n\nWrites report.html into the folder of the run.")
+        say(USAGE)
         return 0 if arguments else 2
-    try:
-        print(write(Path(arguments[0])))
-    except ConfigError as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
+    say(write(Path(arguments[0])))
     return 0
 
 
@@ -54,45 +50,76 @@ def write(folder: Path) -> Path:
     """Writes the report of the run in a folder; returns its path.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no run, one of its files holds something else, or the report cannot be written.
     """
-    target = folder / "report.html"
-    write_text(target, redacted(render(folder)))
+    target, text = folder / "report.html", render(folder)
+    try:
+        write_text(target, text)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     return target
 
 
-def render(folder: Path) -> str:
-    """The page."""
-    run = read(folder)
-    steps = records(folder)
+def render(folder: Path) -> Markup:
+    """The page.
+
+    Raises:
+        ConfigError: there is no run. FileError: one of its files holds something else, or is a link.
+    """
+    run, steps = read(folder), read_metrics(folder)
     trained = [step for step in steps if "reward/mean" in step]
-    name = escape(str(run["name"]))
-    figures = "".join(_figures(steps, trained))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-        f"<h1>{name}</h1>{_facts(run)}"
-        f'<h2>Training</h2><div class="charts">{figures or "<p>No step has ended.</p>"}</div>'
-        f"<h2>Samples</h2>{_samples(folder)}{_settings(run)}</body></html>\n"
+    figures = _figures(steps, trained)
+    settings = table([], [[key, value] for key, value in run.settings.items()])
+    return page(
+        run.name,
+        element("h1", run.name),
+        *_facts(run),
+        element("h2", "Training"),
+        element("div", *(figures if any(figures) else [element("p", "No step has ended.")]), class_="charts"),
+        element("h2", "Samples"),
+        *_samples(folder),
+        element("details", element("summary", "Settings"), settings),
     )
 
 
-def _facts(run: Mapping[str, Any]) -> str:
-    status = f'<span class="status-{run["status"]}">{escape(str(run["status"]))}</span>'
-    facts = {key: escape(str(run[key])) for key in ("algo", "step", "who", "when", "tags") if run[key] not in ("", None)}
-    shown = [
-        f"<span><b>status</b> {status}</span>",
-        *(f"<span><b>{key}</b> {value}</span>" for key, value in facts.items()),
-    ]
-    error = f'<p class="status-failed">{escape(str(run["error"]).splitlines()[0])}</p>' if run["error"] else ""
-    return f'<p class="facts">{"".join(shown)}</p>{error}'
+def page(title: str, *body: object) -> Markup:
+    """A page that needs nothing else."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("title", title),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("style", Markup(STYLE)),
+    )
+    return together(Markup("<!doctype html>"), element("html", head, element("body", *body), lang="en"), "\n")
 
 
-def _figures(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> list[str]:
+def table(head: Sequence[object], rows: Sequence[Sequence[object]], numbers: Sequence[object] = ()) -> Markup:
+    """A table with a row of names, if there are any; columns called as in `numbers` stand on the right."""
+    looks = ["n" if name in numbers else None for name in head] or [None] * max(map(len, rows), default=0)
+
+    def row(kind: str, cells: Sequence[object]) -> Markup:
+        return element("tr", *(element(kind, cell, class_=look) for cell, look in zip(cells, looks, strict=True)))
+
+    body = element("tbody", *(row("td", cells) for cells in rows))
+    return element("table", element("thead", row("th", head)) if head else None, body)
+
+
+def _facts(run: Run) -> list[Markup]:
+    facts = {"algo": run.algo, "step": run.step, "who": run.who, "when": run.when, "tags": run.tags}
+    status = element("span", run.status, class_="failed" if run.status == "failed" else None)
+    shown = {"status": status, **{key: value for key, value in facts.items() if value != ""}}
+    spans = [element("span", element("b", key), " ", value) for key, value in shown.items()]
+    error = (run.error or "").strip().partition("\n")[0]
+    return [element("p", *spans, class_="facts"), *([element("p", error, class_="failed")] if error else [])]
+
+
+def _figures(steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]:
     """Every chart that the records have something for."""
 
-    def of(*keys: str, among: Sequence[Mapping[str, Any]] = trained) -> dict[str, list[tuple[float, float]]]:
-        return {key: [(step["step"], step[key]) for step in among if step.get(key) is not None] for key in keys}
+    def of(*keys: str, among: Sequence[Record] = trained) -> dict[str, list[tuple[float, float]]]:
+        points = {key: [(step["step"], step.get(key)) for step in among] for key in keys}
+        return {key: [(x, y) for x, y in own if x is not None and y is not None] for key, own in points.items()}
 
     measured = [
         key
@@ -100,7 +127,7 @@ def _figures(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, 
         if key.startswith("eval/") and key.endswith(("/greedy", "/mean"))
     ]
     phases = {
-        phase: [(step["step"], step.get(f"time/{phase}_s") or 0.0) for step in trained]
+        phase: [(step["step"] or 0, step.get(f"time/{phase}_s") or 0.0) for step in trained]
         for phase in PHASES
         if any(f"time/{phase}_s" in step for step in trained)
     }
@@ -124,61 +151,36 @@ def _figures(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, 
     ]
 
 
-def _memory(trained: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:
     """By role weights, gradients and optimizer, and what its process has had besides at its peak."""
-    if not trained:
-        return {}
     rows: dict[str, dict[str, float]] = {}
-    for key, value in trained[-1].items():
-        if key.startswith("memory/") and value:
-            _, role, kind = key.split("/")
-            rows.setdefault(role, {})[kind.removesuffix("_bytes")] = value / GIB
+    for key, value in (trained[-1] if trained else {}).items():
+        if value and (found := memory_key(key)):
+            rows.setdefault(found[0], {})[found[1]] = value / GIB
     for row in rows.values():
         if "peak" in row:
             row["other at peak"] = max(0.0, row.pop("peak") - sum(row.values()))
     return rows
 
 
-def _samples(folder: Path) -> str:
+def _samples(folder: Path) -> list[Markup]:
     """A table of the newest samples."""
-    rows: list[tuple[int, dict[str, Any]]] = []
-    for path in sorted((folder / "samples").glob("step-*.jsonl"), reverse=True):
-        for line in path.read_text("utf-8", errors="replace").split("\n"):
-            with suppress(ValueError):  # the run may just be writing it
-                rows.append((int(path.stem.rpartition("-")[2]), json.loads(line)))
+    rows = read_samples(folder)
     if not rows:
-        return "<p>None were kept (tracking.samples_every).</p>"
-    head = ("step", "prompt", "response", "answer", "reward", "parts", "advantage", "log-prob gap", "tokens", "stop")
+        return [element("p", "None were kept (tracking.samples_every).")]
     body = []
     for step, row in rows[:SAMPLES]:
-        parts = ", ".join(f"{name} {_number(value)}" for name, value in row["parts"].items())
-        cells = [
-            f'<td class="n">{step}</td>',
-            f"<td><pre>{escape(str(row['prompt']))}</pre></td>",
-            f"<td><pre>{escape(str(row['response']))}</pre></td>",
-            f"<td>{escape(str(row['answer']))}</td>",
-            f'<td class="n">{_number(row["reward"])}</td>',
-            f"<td>{escape(parts)}</td>",
-            f'<td class="n">{_number(row["advantage"])}</td>',
-            f'<td class="n">{_number(row.get("logprob_gap"))}</td>',
-            f'<td class="n">{row["response_tokens"]}</td>',
-            f"<td>{escape(str(row['problem'] or row['stop']))}</td>",
-        ]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    numbers = ("step", "reward", "advantage", "log-prob gap", "tokens")
-    heads = "".join(f"<th{' class=n' if name in numbers else ''}>{name}</th>" for name in head)
-    note = f"<p>The newest {SAMPLES} of {len(rows)}.</p>" if len(rows) > SAMPLES else ""
-    return f'{note}<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in row.parts.items())
+        texts = [element("pre", text) for text in (row.prompt, row.response)]
+        numbers = [_number(row.advantage), _number(row.logprob_gap), row.response_tokens]
+        body.append([step, *texts, row.answer, _number(row.reward), parts, *numbers, row.problem or row.stop])
+    head = ("step", "prompt", "response", "answer", "reward", "parts", "advantage", "log-prob gap", "tokens", "stop")
+    note = [element("p", f"The newest {SAMPLES} of {len(rows)}.")] if len(rows) > SAMPLES else []
+    columns = ("step", "reward", "advantage", "log-prob gap", "tokens")
+    return [*note, element("div", table(head, body, columns), class_="wide")]
 
 
-def _settings(run: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(key)}</td><td>{escape(str(value))}</td></tr>" for key, value in run["settings"].items()
-    )
-    return f"<details><summary>Settings</summary><table><tbody>{rows}</tbody></table></details>"
-
-
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 

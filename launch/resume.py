@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tandem.launch.checkpoint import Checkpoint
+from tandem.launch.checkpoint import DRIVER, FACTS, Checkpoint
 from tandem.launch.checkpoints import Checkpoints
 from tandem.launch.facts import flat
+from tandem.launch.stores import CHECKPOINTS
 from tandem.platform.batch import TrainBatch
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.driver import Driver
+from tandem.platform.files import refuse_links
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles, TrainingError
+from tandem.platform.readers import parsed
+from tandem.workers.calls import is_the_users
 from tandem.workers.description import save_description
 
 FIXED = (
@@ -23,13 +31,42 @@ OWN = ("run.name", "run.dir", "run.steps", "run.epochs", "checkpoint.", "trackin
 """Settings whose change is not worth a word."""
 
 
+@dataclass(frozen=True)
+class LoopState:
+    """What `Driver.state` holds, as `driver.json` keeps it."""
+
+    step: int
+    version: int
+    critic_ready: bool
+    kl_coef: float
+    rows: int
+    data: str
+    rounds: int
+    leftover: list[dict[str, Any]]
+    reward_moments: list[float]
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank keeps besides tensors, as `facts.json` has it."""
+
+    updates: int
+    random: dict[str, Any]
+
+
 def checkpoints_of(config: Config) -> Checkpoints:
-    """The checkpoints of the run: in its folder, or in a folder of its name below `checkpoint.dir`."""
-    own = f"{config.run.dir}/{config.run.name}/checkpoints"
+    """The checkpoints of the run: in its folder, or in a folder of its name below `checkpoint.dir`.
+
+    Raises:
+        ConfigError: a link is in the place of those in its folder.
+    """
     place = config.checkpoint.dir
-    if place is not None and not place.endswith("://"):
-        place = place.rstrip("/") + "/"
-    url = own if place is None else f"{place}{config.run.name}"
+    if place is None:
+        folder = Path(config.run.dir) / str(config.run.name)
+        refuse_links(folder / CHECKPOINTS, folder)
+        url = f"{config.run.dir}/{config.run.name}/{CHECKPOINTS}"
+    else:
+        url = f"{place if place.endswith('://') else place.rstrip('/') + '/'}{config.run.name}"
     return Checkpoints(url, config.checkpoint.keep, config.checkpoint.keep_best)
 
 
@@ -73,19 +110,37 @@ def restore(checkpoint: Checkpoint, driver: Driver, roles: Roles) -> None:
     """Puts loop and roles where the checkpoint left them.
 
     Raises:
-        ConfigError: the data has changed. StateError: the model is another one. CheckpointError: a file is
-        not what was written.
+        ConfigError: the data has changed, or a file holds something else. StateError: the model is another one.
+        CheckpointError: a file is not what was written.
     """
     state = checkpoint.driver()
-    if state["data"] != driver.source.digest:
+    loop = parsed(state, LoopState, f"{checkpoint.path}/{DRIVER}")
+    if loop.data != driver.source.digest:
         raise ConfigError(
-            f"{checkpoint.path} was written over {state['rows']} training prompts that are not the "
+            f"{checkpoint.path} was written over {loop.rows} training prompts that are not the "
             f"{len(driver.source.rows)} of now, or stood in another order: it could not go on where it was. Bring the data "
             "back, or set checkpoint.resume=never with another run.name"
         )
     for name, role in roles.trained().items():
-        role.load_state(checkpoint.parts(name), checkpoint.facts(name))
-    driver.restore(state)
+        facts, where = checkpoint.facts(name), f"{checkpoint.path}/{name}/{FACTS}"
+        ranks = parsed(facts, list[RankFacts], where)
+        if not ranks or ranks[0].updates < 0:
+            raise ConfigError(f"{where}: expected at least one rank, with 0 updates or more")
+        with _told(f"{checkpoint.path}/{name}"):
+            role.load_state(checkpoint.parts(name), facts)
+    with _told(f"{checkpoint.path}/{DRIVER}"):
+        driver.restore(state)
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Tells which file holds what nobody could have written, deeper than its fields' types show."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        if is_the_users(error):
+            raise
+        raise ConfigError(f"{where} does not hold what tandem writes: {type(error).__name__}: {error}") from error
 
 
 class Saver:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,9 +31,9 @@ from tandem.platform.evaluate import Evaluation
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles, TrainingError
 from tandem.platform.records import Recorder, sample_rows
-from tandem.platform.redact import redacted
 from tandem.platform.schedules import with_total_steps
 from tandem.platform.spans import Spans
+from tandem.platform.terminal import say
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
 from tandem.workers.tokenizer import load_tokenizer
@@ -66,8 +65,8 @@ class Outputs:
         self.display.close()
         with suppress(OSError, UnicodeError):  # nobody may be reading any more
             for text in [*([f"{status}: {error}"] if error else []), *lost]:
-                print(f"\n{redacted(text)}", file=sys.stderr)
-            print(f"{status}; records in {self.recorder.folder}", flush=True)
+                say(f"\n{text}", error=True)
+            say(f"{status}; records in {self.recorder.folder}")
         return code or int(bool(lost))
 
 
@@ -76,8 +75,12 @@ def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpo
     display = make_display(config.tracking)
     facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
     facts["resumed_after"] = found.step if found else None
-    sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
-    recorder = Recorder(folder, started_at, found.step if found else None, sinks.record, display.note)
+    with ExitStack() as opened:
+        opened.callback(display.close)
+        sinks = Sinks(config.tracking.sinks, facts, folder, display.note)
+        opened.callback(sinks.close, "failed")
+        recorder = Recorder(folder, started_at, found.step if found else None, sinks.record, display.note)
+        opened.pop_all()
     return Outputs(recorder, display, sinks)
 
 
@@ -133,7 +136,7 @@ def _trained(
         # These are for the user to mend: the message says it all. Anything else wants its traceback.
         if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
             with suppress(OSError):  # nobody may be reading any more
-                print(redacted(traceback.format_exc()), file=sys.stderr)
+                say(traceback.format_exc(), error=True)
         return "failed", f"{type(error).__name__}: {error}", 1
     return "finished", None, 0
 
@@ -213,7 +216,7 @@ def _rescue(saver: Saver, keeper: Keeper, ended: Terminated) -> None:
         display.note(f"{ended}: saving the last step that is done; once more ends the run at once")
         path = saver.rescue(keeper.outputs.recorder.steps)
     except Exception as error:  # the workers may have been told to end too
-        display.note(f"warning: no checkpoint could be written: {redacted(str(error))}")
+        display.note(f"warning: no checkpoint could be written: {error}")
         return
     if path:
         display.note(f"written: {path}")

@@ -6,10 +6,13 @@ its process, be it a question, a hang or a crash, stays here.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any, Protocol
+
+from tandem.launch.command import command
+from tandem.platform.readers import parse_json, parsed
+from tandem.platform.terminal import say
 
 
 class Tracker(Protocol):
@@ -104,21 +107,27 @@ TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow"
 """By the names of `tracking.sinks`."""
 
 
-def main() -> int:
+@command("tracker")
+def main(arguments: list[str]) -> int:
     """Feeds the tracker that the command line names."""
     try:
-        tracker: Tracker = TRACKERS[sys.argv[1]](json.loads(sys.stdin.readline()))
+        tracker: Tracker = TRACKERS[arguments[0]](_message(sys.stdin.readline()))
     except ImportError as error:
-        print(f"{error.name} is not installed: pip install 'tandem-rl[tracking]'", file=sys.stderr)
+        say(f"{error.name} is not installed: pip install 'tandem-rl[tracking]'", error=True)
         return 1
     for line in sys.stdin:
-        message = json.loads(line)
+        message = _message(line)
         if "status" in message:
             tracker.finish(message["status"])
             return 0
         tracker.log(message["step"], message["metrics"])
     tracker.finish("failed")  # the run is gone without a word
     return 0
+
+
+def _message(line: str) -> dict[str, Any]:
+    where = "what the run sends"
+    return parsed(parse_json(line, where), dict[str, Any], where)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ warning.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.platform.files import FileError, open_regular, own_folder, refuse_links
 from tandem.platform.redact import redacted
 
 QUEUE = 1000  # records a tracker may be behind
@@ -33,6 +35,8 @@ class Sink:
         self, name: str, command: Sequence[str], facts: Mapping[str, Any], log: Path, note: Callable[[str], None]
     ) -> None:
         self.name, self._log, self._note = name, log, note
+        descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, below=log.parent)
+        self._log_file = os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUE)
         self._given_up = False
         # In a session of its own, Ctrl-C in the terminal is not its business.
@@ -81,7 +85,7 @@ class Sink:
 
     def _write_log(self) -> None:
         assert self._process.stdout is not None
-        with self._log.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        with self._log_file as file:
             for line in self._process.stdout:
                 file.write(redacted(line))
                 file.flush()
@@ -106,11 +110,11 @@ class Sinks:
         command = [sys.executable, "-m", "tandem.launch.sink_process"]
         self._sinks = []
         for name in names:
-            log = folder / "tracking" / f"{name}.log"
             try:
-                log.parent.mkdir(exist_ok=True)
-                self._sinks.append(Sink(name, [*command, name], facts, log, note))
-            except OSError as error:
+                place = own_folder(folder / "tracking", below=folder)
+                refuse_links(place / name, folder)
+                self._sinks.append(Sink(name, [*command, name], facts, place / f"{name}.log", note))
+            except (OSError, FileError) as error:
                 note(f"warning: tracking.sinks: {name} cannot be started: {error}; the run goes on without it")
 
     def record(self, record: Mapping[str, float | int | None]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem.platform.datafile import DataError as DataError
-from tandem.platform.datafile import kind, read_records
+from tandem.platform.datafile import read_records
+from tandem.platform.readers import kind_of
 from tandem.platform.rewards import REWARDS, Sample, describe_exception
 
 
@@ -89,15 +90,15 @@ def _prompt_problem(prompt: Any) -> str | None:
     if isinstance(prompt, str):
         return None
     if not isinstance(prompt, list):
-        return f"must be text or a list of chat messages, got {kind(prompt)}"
+        return f"must be text or a list of chat messages, got {kind_of(prompt)}"
     for number, message in enumerate(prompt, start=1):
         if not isinstance(message, dict):
-            return f"must be text or a list of chat messages, but item {number} is {kind(message)}"
+            return f"must be text or a list of chat messages, but item {number} is {kind_of(message)}"
         for part in ("role", "content"):
             if part == "content" and message.get("tool_calls") and part not in message:
                 continue  # a message that calls tools need say nothing
             if not isinstance(message.get(part), str):
-                return f"has a chat message ({number}) whose {part!r} is {kind(message.get(part))}, not text"
+                return f"has a chat message ({number}) whose {part!r} is {kind_of(message.get(part))}, not text"
     return None
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import partial
@@ -16,13 +15,15 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from tandem.platform.files import FileError, open_regular, read_lines
+from tandem.platform.readers import MAX_DEPTH, Unusable, decoded, kind_of, parse_json
+
 LARGEST_WHOLE = 2**53  # up to here floats have every whole number
-MAX_DEPTH = 64  # lists and objects within each other; pickle and JSON writers give up a few hundred further down
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls a column for an index without a name
 
 
-class DataError(ValueError):
-    """A data set that cannot be used; the text names the file, the line or row, and the field."""
+DataError = FileError
+"""A data set that cannot be used; the text names the file, the line or row, and the field."""
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -41,27 +42,9 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     assert reader is not None
     for where, record in reader(path):
         if not isinstance(record, dict):
-            problem = record.problem if isinstance(record, _Unusable) else f"expected an object, got {kind(record)}"
+            problem = record.problem if isinstance(record, Unusable) else f"expected an object, got {kind_of(record)}"
             raise DataError(f"{where}: {problem}")
         yield where, {_checked_key(where, key): _field(where, key, value) for key, value in record.items()}
-
-
-def kind(value: Any) -> str:
-    """What JSON calls a value."""
-    if value is None:
-        return "nothing"
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return names.get(type(value), type(value).__name__)
-
-
-@dataclass(frozen=True)
-class _Unusable:
-    """Stands for a value that a file has and that no row can have.
-
-    Example: `_Unusable("has the key 'role' twice")`.
-    """
-
-    problem: str
 
 
 class _Refused(Exception):
@@ -72,8 +55,9 @@ def _check_file(path: Path, is_known: bool) -> None:
     try:
         if path.is_dir():
             raise DataError(f"{path}: this is a folder; data is read from one file")
-        if not path.is_file():
+        if not path.exists():
             raise DataError(f"{path}: no such file{_neighbour(path)}")
+        os.close(open_regular(path))  # a pipe would be waited for
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     if not is_known:
@@ -92,43 +76,10 @@ def _neighbour(path: Path) -> str:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        where = f"{path}, line {number}"
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{where}: not valid UTF-8 (byte {error.start + 1} of the line)") from None
+    for where, line in read_lines(path):
+        text = decoded(line, where)
         if text.strip():
-            yield where, _parsed(text, where)
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}, column {error.colno}: not valid JSON ({error.msg})") from None
-    except RecursionError:
-        raise DataError(f"{where}: lists and objects are more than {MAX_DEPTH} deep") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Unusable:
-    """An object; JSON allows a key twice, and which of the two is meant cannot be told."""
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    names = [name for name, _ in pairs]
-    return _Unusable(f"has the key {next(name for name in names if names.count(name) > 1)!r} twice")
-
-
-def _integer(text: str) -> int | _Unusable:
-    try:
-        return int(text)
-    except ValueError:  # Python reads no number of more than 4300 digits
-        return _Unusable(f"has a number of {len(text)} digits; give it as text")
+            yield where, parse_json(text, where)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
@@ -257,7 +208,7 @@ def _plain(value: Any, at: str, depth: int) -> Any:
 
 def _converted(value: Any, at: str) -> Any:
     """What parquet has and JSON has not, where it is clear how JSON would write it."""
-    if isinstance(value, _Unusable):
+    if isinstance(value, Unusable):
         raise _Refused(f"{_place(at)} {value.problem}")
     if isinstance(value, date | datetime | time):
         return value.isoformat()

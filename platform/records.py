@@ -5,45 +5,103 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tandem.platform.batch import Rollout, Score
+from tandem.platform.files import FileError, open_regular, own_folder, refuse_links, write_json, write_text
 from tandem.platform.metrics import Metrics
+from tandem.platform.readers import LARGEST_BITS, MAX_DEPTH, kind_of, read_object, read_objects
 from tandem.platform.redact import redacted, redacted_values
 
-Record = dict[str, float | int | None]
+Record = dict[str, float | None]
 """A line of `metrics.jsonl`."""
-MAX_DEPTH = 64  # lists and objects of a sample within each other
-LARGEST_BITS = 10_000  # of a whole number; Python writes none of more than 4300 digits
+SAMPLE_FILE = re.compile(r"step-(\d{1,18})\.jsonl", re.ASCII)
+MEMORY_KEY = re.compile(r"memory/([^/]+)/([^/]+)_bytes")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Writes JSON whole or not at all."""
-    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+@dataclass(frozen=True)
+class Summary:
+    """What is read of a `summary.json`."""
+
+    status: str = "running or killed"  # there is none yet
+    error: str | None = None
+    identity: dict[str, str] = field(default_factory=dict)
+    startup_s: float | None = field(default=None, metadata={"key": "time/startup_s"})
+    devices: float | None = None
+    steps: int = 0
+    total_s: float | None = field(default=None, metadata={"key": "time/total_s"})
 
 
-def write_text(path: Path, content: str) -> None:
-    """Writes text whole or not at all."""
-    draft = path.with_name(path.name + ".part")
-    # Half a surrogate pair, which no file takes, becomes \udXXX; in JSON that means the same.
-    draft.write_text(content, encoding="utf-8", errors="backslashreplace")
-    os.replace(draft, path)
+@dataclass(frozen=True)
+class SampleRow:
+    """What is read of a line of `samples/`; the response is told in the words of `sample_rows`."""
+
+    prompt: str = ""
+    response: str = ""
+    answer: Any = None
+    reward: float | None = None
+    parts: dict[str, float | None] = field(default_factory=dict)
+    problem: str | None = None
+    advantage: float | None = None
+    logprob_gap: float | None = None
+    stop: str = ""
+    response_tokens: int | None = None
 
 
-def records_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl` up to a step, null as NaN; a last line that was cut off is none."""
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if record["step"] <= step:
-            kept.append({name: math.nan if value is None else value for name, value in record.items()})
-    return kept
+def read_metrics(folder: Path) -> list[Record]:
+    """The records of a run's folder; none if it has no `metrics.jsonl`, and a last line that was cut off is none.
+
+    Raises:
+        FileError: a line is no record.
+    """
+    records = []
+    try:
+        for where, record in read_objects(folder / "metrics.jsonl", Record, below=folder):
+            if not isinstance(record.get("step"), int):
+                raise FileError(f"{where}: field 'step' is {kind_of(record.get('step'))}, expected a whole number")
+            records.append(record)
+    except FileNotFoundError:
+        return []
+    return records
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a run's folder, with defaults where there is none.
+
+    Raises:
+        FileError: it is no summary.
+    """
+    try:
+        return read_object(folder / "summary.json", Summary, below=folder)
+    except FileNotFoundError:
+        return Summary()
+
+
+def read_samples(folder: Path) -> list[tuple[int, SampleRow]]:
+    """(step, row) of all samples in a run's folder, the newest first.
+
+    Raises:
+        FileError: a line is no sample.
+    """
+    place = folder / "samples"
+    refuse_links(place, folder)
+    if place.exists() and not place.is_dir():
+        raise FileError(f"{place} is no folder")
+    named = {path: SAMPLE_FILE.fullmatch(path.name) for path in (place.iterdir() if place.exists() else ())}
+    steps = {path: int(found[1]) for path, found in named.items() if found}
+    newest = sorted(steps, key=lambda path: steps[path], reverse=True)
+    return [(steps[path], row) for path in newest for _, row in read_objects(path, SampleRow, below=folder)]
+
+
+def memory_key(key: str) -> tuple[str, str] | None:
+    """Role and kind of a metric `memory/<role>/<kind>_bytes`; None for others."""
+    found = MEMORY_KEY.fullmatch(key)
+    return (found[1], found[2]) if found else None
 
 
 def plain(metrics: Mapping[str, float]) -> Record:
@@ -110,6 +168,9 @@ class Recorder:
         resumed_after: step after which the run goes on; what the folder says of later ones is dropped, to be done again.
         on_record: is given every record, once it is written.
         note: shows a warning.
+
+    Raises:
+        FileError: what the folder holds are no records, or a link is in their place.
     """
 
     def __init__(
@@ -130,13 +191,15 @@ class Recorder:
         self.devices: float | None = None  # GPUs that it holds, or CPUs
         self._peak: dict[str, int] = {}
         before = folder / "metrics.jsonl"
-        if before.exists() and resumed_after is not None:
-            kept = records_until(before, resumed_after)
+        if resumed_after is not None and (before.exists() or before.is_symlink()):
+            kept = [record for record in read_metrics(folder) if (record["step"] or 0) <= resumed_after]
             for record in kept:
-                self._note(record)
-                self._last = record if "reward/mean" in record else self._last
-            write_text(before, "".join(json.dumps(plain(record)) + "\n" for record in kept))
-        self._metrics = before.open("a", buffering=1)
+                known = {name: math.nan if value is None else value for name, value in record.items()}
+                self._note(known)
+                self._last = known if "reward/mean" in record else self._last
+            write_text(before, "".join(json.dumps(record) + "\n" for record in kept))
+        descriptor = open_regular(before, os.O_WRONLY | os.O_APPEND | os.O_CREAT, below=folder)
+        self._metrics = os.fdopen(descriptor, "a", buffering=1)
 
     def step(self, step: int, metrics: Metrics, finished_at: float) -> None:
         """One training step, written at once; `finished_at` in seconds since the epoch, before any evaluation."""
@@ -159,9 +222,9 @@ class Recorder:
         JSON has nothing for is written as text.
         """
         try:
-            (self.folder / "samples").mkdir(exist_ok=True)
+            place = own_folder(self.folder / "samples", below=self.folder)
             text = "".join(json.dumps(redacted_values(readable(row)), ensure_ascii=False) + "\n" for row in rows)
-            write_text(self.folder / "samples" / f"step-{step:06d}.jsonl", text)
+            write_text(place / f"step-{step:06d}.jsonl", text)
         except Exception as error:
             self._note_once(
                 f"warning: the samples of step {step} cannot be written ({type(error).__name__}: {error}); the run goes on"
@@ -204,8 +267,8 @@ class Recorder:
     def _note(self, metrics: Mapping[str, Any]) -> None:
         """Keeps what the summary will say of a record."""
         for name, value in metrics.items():
-            if name.startswith("memory/") and name.endswith("/peak_bytes"):
-                role = name.split("/")[1]
+            role, kind = memory_key(name) or ("", "")
+            if kind == "peak" and math.isfinite(value):
                 self._peak[role] = max(self._peak.get(role, 0), int(value))
         measured = {name: value for name, value in metrics.items() if name.startswith("eval/")}
         if measured:

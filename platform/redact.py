@@ -50,8 +50,13 @@ def redacted_values(value: Any) -> Any:
 
 def _secrets() -> tuple[str, ...]:
     """Values of this process's environment that are secret; the path of a file is none."""
-    values = (value for name, value in sorted(os.environ.items()) if SECRET_NAMES.search(name))
-    return tuple(value for value in values if len(value) >= SHORTEST and not os.path.exists(value[:4096]))
+    values = [os.environ.get(name, "") for name in os.environ if _speaks_of_secrets(name)]
+    return tuple(value for value in sorted(values) if len(value) >= SHORTEST and not os.path.exists(value[:4096]))
+
+
+@lru_cache(maxsize=1024)
+def _speaks_of_secrets(name: str) -> bool:
+    return SECRET_NAMES.search(name) is not None
 
 
 @lru_cache(maxsize=4)

@@ -19,6 +19,7 @@ from tandem.platform.schedules import schedule_problems
 from tandem.platform.validate_algo import algo_problems, algo_warnings
 
 SINKS = ("tensorboard", "wandb", "mlflow")
+LONGEST_NAME = 200  # bytes of run.name; file systems take 255, and drafts of files have longer names
 OF_VLLM = tuple(f"rollout.{name}" for name in ("gpu_memory_share", "kv_cache_gb", "max_model_tokens", "prefix_caching"))
 OF_RAY = ("trainer.weight_transport", "cluster.max_restarts", "cluster.num_cpus", "cluster.call_timeout_s")
 BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
@@ -49,6 +50,9 @@ def _values(config: Config) -> Iterator[str]:
         if choices and value not in choices:
             yield f"{key}={value}: not one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if isinstance(value, int) and abs(value) >= 2**63:
+            yield f"{key} has {value.bit_length()} bits; at most 63 are read"
             continue
         for name, holds, words in BOUNDS:
             if meta.get(name) is not None and not holds(value, meta[name]):
@@ -150,7 +154,9 @@ def _tracking(config: Config, algorithm: Algorithm, given: Collection[str]) -> I
 def _name(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     name = config.run.name
     if name is not None and (not re.fullmatch(r"[\w.+=@-]+", name) or not name.strip(".")):
-        yield f"run.name={name!r} is to be the name of a folder: letters, digits and . _ - + = @ only"
+        yield f"run.name={name[:LONGEST_NAME]!r} is to be the name of a folder: letters, digits and . _ - + = @ only"
+    elif name is not None and len(name.encode()) > LONGEST_NAME:
+        yield f"run.name={name[:LONGEST_NAME]}... has {len(name.encode())} bytes. Give it {LONGEST_NAME} at most"
 
 
 def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:

@@ -46,7 +46,7 @@ def check_description(path: str, config: ModelConfig, folder: Path) -> None:
     try:
         model = skeleton(str(folder), config)
         load_tokenizer(str(folder), trust_remote_code=config.trust_remote_code)
-    except (*LOAD_ERRORS, ImportError, AttributeError, KeyError, TypeError) as error:
+    except LOAD_ERRORS as error:
         raise ConfigError(
             f"the model at {path} cannot be exported: its files besides weights do not make the model again: {error}. "
             "Put all of its config, tokenizer and code files into one folder, and set model.path to it"
@@ -67,13 +67,19 @@ def check_description(path: str, config: ModelConfig, folder: Path) -> None:
 
 
 def generation_config(path: str) -> Any:
-    """How the model at `path` says it is sampled from; None without such a file."""
+    """How the model at `path` says it is sampled from; None without such a file.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
     from transformers import GenerationConfig
 
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return None
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"the generation_config.json of {path}", path, error) from error
 
 
 def end_token_ids(path: str, tokenizer: Any) -> set[int]:

@@ -17,8 +17,10 @@ from tandem.platform.rewards import shorten
 from tandem.workers.determinism import disable_dropout, without_rates
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-LOAD_ERRORS = (OSError, ValueError, SafetensorError)
-"""What transformers raises for a folder or hub name that is missing, incomplete or damaged."""
+LOAD_ERRORS = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, ImportError, SafetensorError)
+"""What transformers raises for a folder or hub name that is missing, incomplete or damaged, or whose files hold other
+things than it expects.
+"""
 
 
 def load_policy(path: str, config: ModelConfig) -> Any:
@@ -130,7 +132,8 @@ def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
     """Why `what` cannot be loaded from a folder or hub name; a missing folder is called one."""
     if path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
         return ConfigError(f"{what} cannot be loaded: there is no such folder")
-    return ConfigError(f"{what} cannot be loaded: {shorten(str(error), 1000)}")
+    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "  # of others the text says little
+    return ConfigError(f"{what} cannot be loaded: {kind}{shorten(str(error), 1000)}")
 
 
 def _prepare(model: Any, config: ModelConfig) -> Any:

@@ -198,6 +198,7 @@ class RewardRank:
 
     def __init__(self, spec: RewardSpec | RewardConfig, rank: Rank) -> None:
         self._spec, self._rank = spec, rank
+        self._worker: RewardWorker | None = None
         show_stacks_on_request()
 
     def start(self) -> None:
@@ -218,12 +219,18 @@ class RewardRank:
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order."""
         use_threads(self._rank)
-        return self._worker.score(rollouts)
+        return self._started.score(rollouts)
 
     def memory(self) -> dict[str, int]:
         """Bytes by kind."""
-        return self._worker.memory()
+        return self._started.memory()
 
     def close(self) -> None:
-        """Ends the functions' processes."""
-        self._worker.close()
+        """Ends the functions' processes, if they were started."""
+        if self._worker is not None:
+            self._worker.close()
+
+    @property
+    def _started(self) -> RewardWorker:
+        assert self._worker is not None, "start() comes first"
+        return self._worker

@@ -27,7 +27,6 @@ from typing import Any, NoReturn
 
 import psutil
 
-from tandem.platform.redact import redacted
 from tandem.platform.rewards import (
     TRANSIENT,
     Outcome,
@@ -41,6 +40,7 @@ from tandem.platform.rewards import (
     resolve,
 )
 from tandem.platform.search_path import users_set_aside
+from tandem.platform.terminal import say, shown
 from tandem.workers.frames import HEADER, frame, receive, send
 
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 24, 36
@@ -159,7 +159,7 @@ class _Printed:
     def end(self) -> None:
         """Writes the end."""
         self._write_head(self._head)
-        text = redacted(self._tail.decode(errors="replace"))[-KEPT_CHARACTERS:]
+        text = shown(self._tail.decode(errors="replace"))[-KEPT_CHARACTERS:]
         left_out = self._after - len(text.encode())
         if left_out > 0:
             self._write(f"\n... about {left_out} bytes that reward functions printed are left out ...\n")
@@ -167,7 +167,7 @@ class _Printed:
 
     def _write_head(self, data: bytes) -> None:
         self._head = self._head[len(data) :]
-        text = redacted(data[:KEPT_BYTES].decode(errors="replace"))
+        text = shown(data[:KEPT_BYTES].decode(errors="replace"))
         self._write(text[: self._room])
         rest = text[self._room :].encode() + data[KEPT_BYTES:]
         self._room -= len(text)
@@ -224,7 +224,7 @@ def _run(channel: socket.socket, nonce: bytes, start: dict[str, Any], output: in
     except EOFError:  # the pool needs no more
         code = 0
     except BaseException as error:
-        print(describe_exception(error), file=sys.stderr, flush=True)
+        say(describe_exception(error), error=True)
     sys.stdout.flush()
     os._exit(code)
 

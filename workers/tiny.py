@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.platform.config import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
+from tandem.platform.readers import read_object
 from tandem.platform.tasks import Task, WorkedExample, load_task
 
 FORMAT = 1  # part of the cache key: raise it when the same settings must give another model
@@ -211,8 +212,7 @@ def _publish(building: Path, folder: Path) -> None:
 def _is_intact(folder: Path) -> bool:
     """Whether an entry is complete and every file is as it was written."""
     try:
-        expected = json.loads((folder / MANIFEST).read_text())
-        return bool(expected == _digests(folder))
+        return read_object(folder / MANIFEST, dict[str, str]) == _digests(folder)
     except (OSError, ValueError):
         return False
 

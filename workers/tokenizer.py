@@ -31,7 +31,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """
     try:
         tokenizer = _load(path, trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the library that reads tokenizer.json raises nothing more precise
         raise cannot_load(f"the tokenizer of {path}", path, error) from error
     # Where the files are missing, transformers makes up a tokenizer that knows special tokens alone.
     if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):

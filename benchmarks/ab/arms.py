@@ -9,9 +9,11 @@ from typing import Any
 
 from tandem.launch.compose import compose, explain
 from tandem.launch.facts import flat
+from tandem.launch.overrides import LONGEST_SHOWN, refuse_deep
 from tandem.launch.prepare import model_path
 from tandem.platform.algorithms import ESTIMATORS, Algorithm, resolve
 from tandem.platform.config import Config, ConfigError
+from tandem.platform.terminal import say
 from tandem.platform.validate import did_you_mean, validate
 
 CONFIG = "benchmark/critic_vs_group"
@@ -86,12 +88,16 @@ def load_plan(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
     own = tuple(Plan.__dataclass_fields__)
     ours = [text for text in arguments if text.lstrip("+").partition("=")[0].partition(".")[0] in own]
     rest = [text for text in arguments if text not in ours]
+    for text in ours:
+        refuse_deep(text)
     try:
         with initialize_config_module("tandem.conf", version_base="1.3"):
             composed = hydra_compose(CONFIG, overrides=[_as_hydra(text) for text in ours])
         plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Plan), composed))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ConfigError(f"{' '.join(ours)[:LONGEST_SHOWN]}: cannot be read: {error}") from error
     assert isinstance(plan, Plan)
     for problem in _problems(plan, rest):
         raise ConfigError(problem)
@@ -221,7 +227,7 @@ def _small_critic(name: str, config: Config, made: Definition, overrides: Sequen
 
 def _silent(step: int, total: int) -> None:
     if step == 1:
-        print(f"building an embedded model: {total} steps of supervised fine-tuning, once", flush=True)
+        say(f"building an embedded model: {total} steps of supervised fine-tuning, once")
 
 
 def _text(value: Any) -> str:

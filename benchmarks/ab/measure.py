@@ -10,6 +10,7 @@ from typing import Any
 
 from tandem.platform.comparison import value_at
 from tandem.platform.costs import ModelShape, StepSize, share_of_peak, step_flops
+from tandem.platform.records import memory_key
 
 AXES = {
     "completions": "completions sampled",
@@ -94,9 +95,8 @@ def columns(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]],
                 evals.setdefault(key, []).append((record["step"], value))
     memory: dict[str, Any] = {}
     for key, value in (trained[-1] if trained else {}).items():
-        if key.startswith("memory/"):
-            _, role, kind = key.split("/")
-            memory.setdefault(role, {})[kind.removesuffix("_bytes")] = value
+        if found := memory_key(key):
+            memory.setdefault(found[0], {})[found[1]] = value
     return steps, evals, memory
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ab.measure import AXES, ITEMS, PARTS, TRENDS
+from ab.raw import read_raw
 from ab.results import REWARD, derive
 from ab.verdict import HELD, critic_bytes, difference_text, finished, label, multiplicity, sentences, where
 from tandem.launch.charts import bars, intervals, lines
-from tandem.launch.report import STYLE
+from tandem.launch.markup import Markup, element, together
+from tandem.launch.report import page, table
 from tandem.platform.config import ConfigError
+from tandem.platform.files import write_text
 from tandem.platform.plan import human_bytes
-from tandem.platform.records import write_text
-from tandem.platform.redact import redacted, redacted_values
+from tandem.platform.redact import redacted_values
+from tandem.platform.terminal import one_line, shown
 
 MIB = 2**20
 COMMAND = "python benchmarks/critic_vs_group.py"
@@ -29,10 +32,10 @@ Table = list[list[str]]
 def write(results: Mapping[str, Any], out: Path) -> Path:
     """Writes every form of the report into a folder; returns the path of the page."""
     save(results, out)
-    write_text(out / "results.csv", redacted(as_csv(results)))
-    write_text(out / "report.md", redacted(as_markdown(results)))
+    write_text(out / "results.csv", as_csv(results))
+    write_text(out / "report.md", as_markdown(results))
     write_text(out / "figure.svg", main_figure(results))
-    write_text(out / "report.html", redacted(as_html(results)))
+    write_text(out / "report.html", as_html(results))
     return out / "report.html"
 
 
@@ -46,41 +49,37 @@ def rebuild(folder: Path) -> Path:
     """The report of a folder anew from its `results.json`: the raw numbers are kept, all else follows from them.
 
     Raises:
-        ConfigError: it holds none.
+        ConfigError: it holds none, or they do not belong together.
     """
+    raw = read_raw(folder)
     try:
-        raw = json.loads((folder / "results.json").read_text())
         return write({**raw, "derived": derive(raw)}, folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, AssertionError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"report={folder}: no results.json to build from: {type(error).__name__}: {error}") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"report={folder}: its results.json does not fit together: {problem}") from error
 
 
-def as_html(results: Mapping[str, Any]) -> str:
+def as_html(results: Mapping[str, Any]) -> Markup:
     """The page; needs nothing else."""
-    verdict = "".join(f"<p>{escape(text)}</p>" for text in sentences(results))
-    parts = "".join(
-        f'<h2>{escape(title)}</h2><div class="charts">{"".join(charts)}</div>'
-        for title, charts in figures(results)
-        if any(charts)
-    )
-    tables = "".join(
-        f'<h2>{escape(title)}</h2><p>{escape(note)}</p><div class="wide">{_html_table(rows)}</div>'
-        for title, note, rows in all_tables(results)
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Critic against group sampling</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-        f"<h1>What the critic costs and what it buys</h1>{verdict}{parts}{tables}{_conditions(results)}</body></html>\n"
-    )
+    parts: list[Markup] = [element("p", text) for text in sentences(results)]
+    for title, charts in figures(results):
+        if any(charts):
+            parts += [element("h2", title), element("div", *charts, class_="charts")]
+    for title, note, rows in all_tables(results):
+        wide = element("div", table(rows[0], rows[1:]), class_="wide")
+        parts += [element("h2", title), element("p", note), wide]
+    heading = element("h1", "What the critic costs and what it buys")
+    return page("Critic against group sampling", heading, *parts, _conditions(results))
 
 
 def as_markdown(results: Mapping[str, Any]) -> str:
     """The same as text."""
-    blocks = ["# What the critic costs and what it buys", f"Built by `{COMMAND}`.", *sentences(results), "![](figure.svg)"]
+    blocks = ["# What the critic costs and what it buys", f"Built by `{COMMAND}`."]
+    blocks += [*map(_in_markdown, sentences(results)), "![](figure.svg)"]
     for title, note, rows in all_tables(results):
-        blocks += [f"## {title}", note, _markdown_table(rows)]
+        blocks += [f"## {_in_markdown(title)}", _in_markdown(note), _markdown_table(rows)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -93,7 +92,7 @@ def as_csv(results: Mapping[str, Any]) -> str:
     writer.writerow([*head, *(f"{metric} at equal {axis}" for metric, axis in reached)])
     ended = {(one["arm"], one["seed"]): one for one in derived["runs"]}
     for run in results["runs"]:
-        row = [run["arm"], run["seed"], run["status"], run["error"] or "", run["startup_s"] or ""]
+        row = [*map(_in_csv, (run["arm"], run["seed"], run["status"], run["error"] or "")), run["startup_s"] or ""]
         if one := ended.get((run["arm"], run["seed"])):
             row += [f"{one['spent'][axis]:.6g}" for axis in AXES]
             values = [one["at_budget"][metric][axis] for metric, axis in reached]
@@ -102,7 +101,7 @@ def as_csv(results: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def main_figure(results: Mapping[str, Any]) -> str:
+def main_figure(results: Mapping[str, Any]) -> Markup:
     """The figure of the README: learning at equal completions and at equal time, side by side with memory and step time."""
     metric = results["derived"]["metrics"][0]
     charts = [_learning(results, metric, axis) for axis in ("completions", "seconds")] + [_times(results), _held(results)]
@@ -112,14 +111,14 @@ def main_figure(results: Mapping[str, Any]) -> str:
         row = [chart for chart in charts[start : start + columns] if chart]
         heights = [float(chart.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()[1]) for chart in row]
         for number, (chart, height) in enumerate(zip(row, heights, strict=True)):
-            place = f'<svg x="{number * width}" y="{y}" width="460" height="{height:.0f}" '
-            placed.append(chart.replace("<svg ", place, 1))
+            placed.append(element("svg", chart, x=number * width, y=y, width=460, height=f"{height:.0f}"))
         y += int(max(heights, default=0)) + 12
-    style = 'font-family="system-ui, sans-serif" style="background:#fff"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * width} {y}" {style}>{"".join(placed)}</svg>\n'
+    look = {"font_family": "system-ui, sans-serif", "style": "background:#fff"}
+    box = f"0 0 {columns * width} {y}"
+    return together(element("svg", *placed, xmlns="http://www.w3.org/2000/svg", viewBox=box, **look), "\n")
 
 
-def figures(results: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def figures(results: Mapping[str, Any]) -> list[tuple[str, list[Markup]]]:
     """By section, every chart."""
     metrics = results["derived"]["metrics"]
     return [
@@ -135,7 +134,7 @@ def figures(results: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _learning(results: Mapping[str, Any], metric: str, axis: str) -> str:
+def _learning(results: Mapping[str, Any], metric: str, axis: str) -> Markup:
     arms = results["derived"]["arms"]
     curves = {label(results, name): arms[name]["curves"][metric][axis] for name in _headline(results)}
     series = {name: [(x, y) for x, y, _, _ in rows] for name, rows in curves.items()}
@@ -143,13 +142,13 @@ def _learning(results: Mapping[str, Any], metric: str, axis: str) -> str:
     return lines(metric, series, bands=around, x_label=AXES[axis])
 
 
-def _trend(results: Mapping[str, Any], key: str) -> str:
+def _trend(results: Mapping[str, Any], key: str) -> Markup:
     arms = results["derived"]["arms"]
     curves = {label(results, name): arms[name]["trend_curves"].get(key, []) for name in _headline(results)}
     return lines(key, curves, x_label="training step")
 
 
-def _times(results: Mapping[str, Any]) -> str:
+def _times(results: Mapping[str, Any]) -> Markup:
     rows = {
         label(results, name): {part: arm["costs"]["seconds"].get(part, 0.0) for part in (*PARTS, "rest")}
         for name, arm in finished(results).items()
@@ -160,7 +159,7 @@ def _times(results: Mapping[str, Any]) -> str:
     )
 
 
-def _held(results: Mapping[str, Any]) -> str:
+def _held(results: Mapping[str, Any]) -> Markup:
     rows = {}
     for name, arm in finished(results).items():
         held = {role: sum(kinds[item] for item in (*HELD, "cache")) / MIB for role, kinds in arm["memory"].items()}
@@ -168,7 +167,7 @@ def _held(results: Mapping[str, Any]) -> str:
     return bars("tensors of each role", rows, "MiB", 150)
 
 
-def _flops(results: Mapping[str, Any]) -> str:
+def _flops(results: Mapping[str, Any]) -> Markup:
     rows = {
         label(results, name): {phase: count / 1e9 for phase, count in arm["costs"]["flops"].items()}
         for name, arm in finished(results).items()
@@ -176,7 +175,7 @@ def _flops(results: Mapping[str, Any]) -> str:
     return bars("operations of a step", rows, "GFLOP", 150)
 
 
-def _items(results: Mapping[str, Any]) -> list[str]:
+def _items(results: Mapping[str, Any]) -> list[Markup]:
     """Of the first arm with a critic and the first without, what each role's process holds."""
     arms, charts = finished(results), []
     wanted = [next((n for n in arms if ("critic" in arms[n]["memory"]) == has), None) for has in (True, False)]
@@ -189,7 +188,7 @@ def _items(results: Mapping[str, Any]) -> list[str]:
     return charts
 
 
-def _groups(results: Mapping[str, Any], metric: str) -> str:
+def _groups(results: Mapping[str, Any], metric: str) -> Markup:
     """By algorithm, accuracy over the group size, of the arms that differ in nothing else."""
     arms = finished(results)
     series: dict[str, list[tuple[float, float]]] = {}
@@ -202,7 +201,7 @@ def _groups(results: Mapping[str, Any], metric: str) -> str:
     return lines(metric, series, bands=around, x_label="samples per prompt, G")
 
 
-def _critics(results: Mapping[str, Any], metric: str) -> str:
+def _critics(results: Mapping[str, Any], metric: str) -> Markup:
     rows = {}
     for arm in results["arms"]:
         found = finished(results).get(arm["name"])
@@ -212,7 +211,7 @@ def _critics(results: Mapping[str, Any], metric: str) -> str:
     return intervals(metric, rows, zero=False)
 
 
-def _differences(results: Mapping[str, Any], metric: str, axis: str) -> str:
+def _differences(results: Mapping[str, Any], metric: str, axis: str) -> Markup:
     rows = {
         f"{label(results, one['ours'])} - {label(results, one['theirs'])}": tuple(
             one["difference"][end] for end in ("value", "low", "high")
@@ -320,7 +319,7 @@ def _arm_rows(results: Mapping[str, Any]) -> Table:
     return rows
 
 
-def _conditions(results: Mapping[str, Any]) -> str:
+def _conditions(results: Mapping[str, Any]) -> Markup:
     machine = results["machine"]
     facts = {
         "devices": where(machine),
@@ -329,8 +328,8 @@ def _conditions(results: Mapping[str, Any]) -> str:
         **machine["versions"],
     }
     settings = {**facts, **results["settings"]}
-    rows = [["key", "value"], *([key, str(value)] for key, value in settings.items())]
-    return f"<details><summary>Machine, versions, settings</summary>{_html_table(rows)}</details>"
+    rows = [[key, value] for key, value in settings.items()]
+    return element("details", element("summary", "Machine, versions, settings"), table(["key", "value"], rows))
 
 
 def _headline(results: Mapping[str, Any]) -> list[str]:
@@ -344,20 +343,17 @@ def _size(value: float) -> str:
     return "-" if value == 0 else f"-{human_bytes(-value)}" if value < 0 else human_bytes(value)
 
 
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    return (
-        "<table><thead>"
-        + _row("th", rows[0])
-        + "</thead><tbody>"
-        + "".join(_row("td", row) for row in rows[1:])
-        + "</tbody></table>"
-    )
-
-
-def _row(kind: str, cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<{kind}>{escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"
-
-
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    text = ["| " + " | ".join(str(cell).replace("|", "/") for cell in row) + " |" for row in rows]
+    text = ["| " + " | ".join(_in_markdown(cell).replace("|", "/") for cell in row) + " |" for row in rows]
     return "\n".join([text[0], "|" + "---|" * len(rows[0]), *text[1:]])
+
+
+def _in_markdown(value: object) -> str:
+    """A value within a line of Markdown: no HTML, and no link or picture."""
+    return escape(one_line(value), quote=False).replace("](", "]\\(")
+
+
+def _in_csv(value: object) -> str:
+    """A value for a cell; one that a spreadsheet would compute begins with a quote."""
+    text = shown(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text

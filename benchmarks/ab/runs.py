@@ -20,7 +20,10 @@ from ab.measure import columns
 from tandem.launch.folder import claimed
 from tandem.launch.main import main as _main
 from tandem.platform.config import ConfigError
-from tandem.platform.records import write_json
+from tandem.platform.files import open_regular, own_folder, read_lines, write_json
+from tandem.platform.readers import read_object
+from tandem.platform.records import Record, read_metrics, read_summary
+from tandem.platform.terminal import say
 
 LAUNCH = Path(str(sys.modules[_main.__module__].__file__)).resolve()
 FINISHED, FAILED = "finished", "failed"
@@ -41,7 +44,7 @@ class Run:
     startup_s: float | None
     devices: float | None  # GPUs it held, or CPUs
     machine: dict[str, Any]
-    records: list[dict[str, Any]] = field(repr=False)
+    records: list[Record] = field(repr=False)
 
 
 class Interrupted(Exception):
@@ -72,10 +75,10 @@ def run_all(arms: Sequence[Arm], seeds: Sequence[int], out: Path, where: Mapping
         for number, (arm, seed) in enumerate(wanted, start=1):
             run = _kept(arm, seed, out)
             if run is None:
-                print(f"{number}/{len(wanted)}  {arm.name} seed {seed} ", end="", flush=True)
+                say(f"{number}/{len(wanted)}  {arm.name} seed {seed} ", end="")
                 start = time.monotonic()
                 run = make_run(arm, seed, out, where, lock)
-                print(f"{run.status} in {time.monotonic() - start:.0f} s {run.error or ''}".rstrip(), flush=True)
+                say(f"{run.status} in {time.monotonic() - start:.0f} s {run.error or ''}".rstrip())
             results.append(raw(run))
     return results
 
@@ -92,9 +95,9 @@ def make_run(arm: Arm, seed: int, out: Path, where: Mapping[str, Any], lock: int
     name = _name(arm, seed)
     folder, log = out / "runs" / name, out / "runs" / f"{name}.log"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    own_folder(folder.parent, below=out)
     own = [f"run.seed={seed}", f"run.name={name}", f"run.dir='{folder.parent.absolute()}'", "checkpoint.resume=never"]
-    with log.open("w") as text:
+    with os.fdopen(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, below=out), "w") as text:
         command = [sys.executable, str(LAUNCH), *arm.overrides, *own]
         process = subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT, pass_fds=[lock])
         try:
@@ -140,29 +143,28 @@ def weights_digest(path: str) -> str:
 
 
 def _read(arm: Arm, seed: int, folder: Path, log: Path, code: int, where: Mapping[str, Any]) -> Run:
-    from tandem.launch.runs import records
-
-    path = folder / "summary.json"
-    summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    finished = code == 0 and summary.get("status") == FINISHED
-    said = summary.get("error") or _last_line(log) or f"exit code {code}"
+    summary = read_summary(folder)
+    finished = code == 0 and summary.status == FINISHED
+    said = summary.error or _last_line(log) or f"exit code {code}"
     return Run(
         arm=arm.name,
         seed=seed,
         status=FINISHED if finished else FAILED,
         error=None if finished else str(said).splitlines()[0],
         settings=arm.settings,
-        identity=summary.get("identity", {}),
-        startup_s=summary.get("time/startup_s"),
-        devices=summary.get("devices"),
+        identity=summary.identity,
+        startup_s=summary.startup_s,
+        devices=summary.devices,
         machine=dict(where),
-        records=records(folder),
+        records=read_metrics(folder),
     )
 
 
 def _kept(arm: Arm, seed: int, out: Path) -> Run | None:
-    path = out / "runs" / f"{_name(arm, seed)}.json"
-    return Run(**json.loads(path.read_text())) if path.exists() else None
+    try:
+        return read_object(out / "runs" / f"{_name(arm, seed)}.json", Run, below=out)
+    except FileNotFoundError:
+        return None
 
 
 def _check_same(arm: Arm, kept: Run, where: Mapping[str, Any], out: Path) -> None:
@@ -180,5 +182,7 @@ def _name(arm: Arm, seed: int) -> str:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    last = b""
+    for _, line in read_lines(log):
+        last = line
+    return last.decode(errors="replace").strip()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps, times
-from ab.page import rebuild, write
+from ab.page import as_csv, rebuild, write
 from ab.results import derive
 from ab.verdict import sentences
 from tandem.platform.config import ConfigError
 from tandem.platform.costs import ModelShape
 
+FORMS = ("report.html", "report.md", "results.csv", "figure.svg")
 MEMORY = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 2, "baseline": 80, "peak": 100}
 SHAPE = {"layers": 1, "attention_width": 4, "block_parameters": 100, "head_parameters": 20}
 
@@ -292,5 +294,67 @@ def test_the_report_is_built_again_from_its_results_alone(tmp_path: Path) -> Non
 def test_a_folder_without_results_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"report=.*: no results\.json to build from"):
+    with pytest.raises(
+        ConfigError, match=r"(no results\.json to build|results\.json(: is a list|: lacks the field 'plan'|, column))"
+    ):
+        rebuild(tmp_path)
+
+
+class Page(HTMLParser):
+    """The elements of a page with the names of their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: set[tuple[str, str]] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found |= {(tag, name) for name, _ in [("", ""), *attrs]}
+
+
+def everywhere(value: Any, payload: str, under: str = "") -> Any:
+    """The same with a payload behind every text, but for those that say which run and arm belong together."""
+    if isinstance(value, dict):
+        return {key: everywhere(one, payload, key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [everywhere(one, payload, under) for one in value]
+    is_text = isinstance(value, str) and under not in ("status", "first_weights", "data")
+    return value + payload if is_text else value
+
+
+def test_nothing_planted_in_results_takes_effect(tmp_path: Path) -> None:
+    payload = '<script>x</script>"><img onerror=x>](javascript:x)|\x1b[2J\r\n# x'
+    runs = [run(arm, seed, accuracy=0.5 + seed / 20) for arm in ("one", "two") for seed in range(5)]
+    plain = raw([*runs, {**run("two", 9), "status": "failed", "error": "why"}], comparisons=[["one", "two"]])
+    for content, folder in ((plain, tmp_path / "a"), (everywhere(plain, payload), tmp_path / "b")):
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(content))
+        rebuild(folder)
+    clean, planted = ({name: (tmp_path / at / name).read_text() for name in FORMS} for at in ("a", "b"))
+    for name in ("report.html", "figure.svg"):
+        assert Page(planted[name]).found == Page(clean[name]).found
+    assert "&lt;script&gt;" in planted["report.html"]
+    assert not [text for text in ("<script", "<img", "](javascript", "\n# x") if text in planted["report.md"]]
+    assert not [name for name, text in planted.items() if "\x1b" in text]
+
+
+def test_a_cell_is_no_formula() -> None:
+    results = {**raw([run()], comparisons=[])}
+    results["runs"].append({**run(seed=1), "status": "failed", "error": "=HYPERLINK(1)"})
+    assert ",'=HYPERLINK(1)," in as_csv({**results, "derived": derive(results)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"runs": [3]}, r"field 'runs\.0' is a number, expected an object"),
+        ({"machine": {"cores": "2", "gpus": [], "versions": {}}}, r"field 'machine\.cores' is text"),
+        ({"peak_flops": True}, "field 'peak_flops' is true or false"),
+        ({"settings": {}}, "does not fit together: KeyError: 'train.minibatches'"),
+        ({"arms": []}, "does not fit together: KeyError: 'one'"),
+    ],
+)
+def test_results_of_another_shape_are_told_with_their_field(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({**raw([run()]), **changes}))
+    with pytest.raises(ConfigError, match=said):
         rebuild(tmp_path)

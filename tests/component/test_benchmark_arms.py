@@ -56,6 +56,12 @@ def test_what_is_allowed_is_a_setting() -> None:
         arms("arms=[ppo_8,grpo_8]", slower, "allowed=[actor.lr]")
 
 
+@pytest.mark.parametrize("argument", ["arms=" + "[" * 100_000 + "]" * 100_000, "completions=" + "9" * 5000])
+def test_a_plan_that_nobody_can_read_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=r"are more than 64 deep|cannot be read"):
+        load_plan([argument])
+
+
 def test_other_first_weights_are_refused() -> None:
     _, [one, other] = arms("arms=[ppo_8,grpo_8]")
     moved = replace(other, model=one.model + "-else")

@@ -160,7 +160,7 @@ def test_a_manifest_that_was_cut_off(tmp_path: Path) -> None:
     found = store.find("auto", notes.append)
     assert found is not None
     assert found.step == 2
-    assert "manifest.json cannot be read" in notes[0]
+    assert "manifest.json, column" in notes[0]
     assert store.is_newest(found)
 
 

@@ -155,3 +155,20 @@ def check(name: str, folder: Path) -> None:
         [history] = (folder / "r" / "tracking" / "wandb").glob("offline-run-*/run-*.wandb")
         assert b"reward/mean" in history.read_bytes()
         assert os.path.getsize(history) > 500
+
+
+@pytest.mark.parametrize("planted", ["tracking", "tracking/wandb", "tracking/wandb.log"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, planted: str) -> None:
+    """The run goes on without the tracker, after one warning."""
+    (tmp_path / "run" / "tracking").mkdir(parents=True)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "file").write_text("kept")
+    if planted == "tracking":
+        (tmp_path / "run" / "tracking").rmdir()
+    (tmp_path / "run" / planted).symlink_to(tmp_path / "target" / ("file" if planted.endswith(".log") else ""))
+    notes: list[str] = []
+    sinks = Sinks(["wandb"], {}, tmp_path / "run", notes.append)
+    sinks.close("finished")
+    assert [path.read_text() for path in (tmp_path / "target").iterdir()] == ["kept"]
+    [note] = notes
+    assert f"{planted} is a link, which is not followed; the run goes on without it" in note

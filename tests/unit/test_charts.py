@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tandem.launch.charts import areas, bars, lines, ticks
+from tandem.launch.charts import areas, bars, intervals, lines, ticks
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,20 @@ def test_bars_are_as_long_as_their_values() -> None:
     root = ElementTree.fromstring(bars("memory", {"x": {"w": 1.0, "g": 2.0}, "y": {"w": 1.5}}, "GiB"))
     widths = [float(e.attrib["width"]) for e in root.iter() if e.tag.endswith("rect") and e.attrib["height"] == "18"]
     assert widths == pytest.approx([100, 200, 150], abs=0.1)
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-200, 1.0, 2.0**62, 1e99, 1e100, 1e308, -1e308])
+@pytest.mark.parametrize("other", [0.0, 5e-324, 1.0, 1.0 + 2**-52, 2.0**62, -1e100, 1e308, math.inf])
+def test_any_number_can_be_drawn_or_left_out(value: float, other: float) -> None:
+    for chart in (
+        lines("l", {"one": [(0, value)], "two": [(0, value), (1, other)]}, zero=True),
+        lines("l", {"one": [(abs(value), 1.0), (abs(other), 1.0)]}),
+        areas("a", {"one": [(0, value), (1, other)], "two": [(0, other), (1, value)]}),
+        bars("b", {"x": {"one": value, "two": other}}),
+        intervals("i", {"x": (value, other, value)}),
+    ):
+        assert "nan" not in chart
+        assert "inf" not in chart
 
 
 def test_nothing_to_draw_is_nothing() -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 import tandem.conf
 from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
 from tandem.launch.facts import flat
-from tandem.launch.folder import as_yaml
+from tandem.launch.folder import settings_yaml
 from tandem.launch.runs import read
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.validate import validate
@@ -248,8 +248,8 @@ def test_a_text_is_what_is_typed(text: str, tmp_path: Path) -> None:
     assert {"run.name", "run.dir", "run.steps", "algo.paper"} <= given
     folder = tmp_path / text
     folder.mkdir()
-    (folder / "config.yaml").write_text(as_yaml(config))
-    assert read(folder)["settings"]["run.name"] == text
+    (folder / "config.yaml").write_text(settings_yaml(config))
+    assert read(folder).settings["run.name"] == text
     assert json.loads(json.dumps(flat(config)))["run.name"] == text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -234,9 +235,29 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, monkeypa
         read_rows(path)
     monkeypatch.undo()
     if name == "a.jsonl":
-        monkeypatch.setattr(Path, "read_bytes", denied)
+        monkeypatch.setattr("tandem.platform.files.os.open", denied)
         with pytest.raises(DataError, match=r"a\.jsonl: cannot be read \(Permission denied\)"):
             read_rows(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_what_is_no_file_of_data_is_told_at_once(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe is not waited for, a gigabyte of nothing is not read."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name} is a pipe, expected a file"):
+        read_rows(tmp_path / name)
+    (tmp_path / name).unlink()
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 2**30)
+    monkeypatch.setattr("tandem.platform.files.LONGEST_LINE", 2**20)
+    with pytest.raises(DataError, match=rf"{name}(, line 1: longer than|: not a readable parquet file)"):
+        read_rows(tmp_path / name)
+
+
+def test_data_may_be_a_link(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "answer": "a"}])
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "a.jsonl")
+    assert len(read_rows(tmp_path / "b.jsonl")) == 1
 
 
 def test_a_cut_parquet_file_is_named(tmp_path: Path) -> None:

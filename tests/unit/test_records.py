@@ -14,7 +14,16 @@ import pytest
 from unit_batches import make_rollout
 
 from tandem.platform.batch import Score, StopReason
-from tandem.platform.records import Recorder, plain, sample_rows, write_json, write_text
+from tandem.platform.files import write_json, write_text
+from tandem.platform.records import (
+    Recorder,
+    SampleRow,
+    plain,
+    read_metrics,
+    read_samples,
+    read_summary,
+    sample_rows,
+)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -40,6 +49,19 @@ def test_write_json_is_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json(path, {"a": Unprintable()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written = {"step": 1.0, "a": 1e30, "b": -1e308, "c": 5e-324, "d": 2.0**62, "e": math.nan, "f": 0.1}
+    recorder = Recorder(tmp_path, time.time())
+    recorder.step(1, written, time.time())
+    recorder.samples(1, [{"prompt": "p", "reward": math.inf}])
+    recorder.close("failed", "why\ud800")
+    assert read_metrics(tmp_path) == [{**written, "e": None}]
+    assert read_samples(tmp_path) == [(1, SampleRow("p"))]
+    summary = read_summary(tmp_path)
+    assert (summary.status, summary.error, summary.steps) == ("failed", "why\ud800", 1)
+    assert summary.total_s is not None
 
 
 def test_a_step_is_on_disk_at_once(tmp_path: Path) -> None:
@@ -183,7 +205,7 @@ def test_samples_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None
     recorder.step(21, {"step": 21.0}, time.time())
     recorder.close("finished")
     [warning] = noted
-    assert "the samples of step 1 cannot be written (FileExistsError" in warning
+    assert f"the samples of step 1 cannot be written (FileError: {tmp_path}/samples is no folder" in warning
 
 
 def test_an_error_with_half_a_pair_is_in_the_summary(tmp_path: Path) -> None:
