@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,43 +25,6 @@ from tandem.platform.redact import redacted_values
 
 ATTEMPTS = "attempts"
 """Below a run's folder: the records of attempts that ended without a checkpoint."""
-
-
-class CannotLock(RuntimeError):
-    """The file system of a folder has no locks."""
-
-
-@contextmanager
-def claimed(folder: Path, setting: str = "run.dir", must_lock: bool = False) -> Iterator[int]:
-    """A folder, made if need be, which no other process writes runs into during the body.
-
-    The lock is that of the descriptor which is given; a child that inherits it holds the folder on.
-
-    Args:
-        setting: that names the folder, for messages. must_lock: raises CannotLock where a file system has no locks; else
-            the folder is not locked there.
-
-    Raises:
-        ConfigError: another process does, or the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{setting}={folder.parent}: the run's folder cannot be written: {error}") from error
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another process trains into {folder}. Wait for it to end, or set another run.name or {setting}"
-            ) from error
-        except OSError as error:
-            if must_lock:
-                raise CannotLock(str(error)) from error
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def name_run(config: Config, started_at: float) -> None:

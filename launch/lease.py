@@ -22,7 +22,7 @@ import psutil
 from fsspec.implementations.local import LocalFileSystem
 
 from tandem.launch.checkpoint import CheckpointError
-from tandem.launch.folder import CannotLock, claimed
+from tandem.launch.claim import CannotLock, claimed
 from tandem.platform.config import ConfigError
 
 RENEWED_S = 10.0

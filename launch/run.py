@@ -15,9 +15,10 @@ import psutil
 from tandem.launch import prepare, report
 from tandem.launch.checkpoint import Checkpoint, CheckpointError
 from tandem.launch.checkpoints import Checkpoints
+from tandem.launch.claim import claimed
 from tandem.launch.display import Display, make_display
 from tandem.launch.facts import for_trackers
-from tandem.launch.folder import claimed, folder_of, make_folder, name_run
+from tandem.launch.folder import folder_of, make_folder, name_run
 from tandem.launch.lease import only_writer
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers

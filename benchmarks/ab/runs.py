@@ -17,7 +17,7 @@ from typing import Any
 
 from ab.arms import Arm, differing
 from ab.measure import columns
-from tandem.launch.folder import claimed
+from tandem.launch.claim import claimed
 from tandem.launch.main import main as _main
 from tandem.platform.config import ConfigError
 from tandem.platform.files import open_regular, own_folder, read_lines, write_json

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tandem.launch.checkpoints import Checkpoints
-from tandem.launch.folder import claimed, make_folder
+from tandem.launch.claim import claimed
+from tandem.launch.folder import make_folder
 from tandem.launch.resume import checkpoints_of
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.records import Recorder
