@@ -30,7 +30,7 @@ test-fast: $(VENV)/.ready-test
 lint: $(VENV)/.ready-test $(LINKS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	MYPYPATH=build/typing:benchmarks $(VENV)/bin/mypy -p tandem.platform -p tandem.workers -p tandem.launch -p ab
+	MYPYPATH=build/typing $(VENV)/bin/mypy -p tandem.platform -p tandem.workers -p tandem.launch -p tandem.benchmarks
 
 # A stamp per set-up, renewed when the dependencies change: running a target again installs nothing.
 $(VENV)/.ready-train: pyproject.toml
@@ -51,7 +51,7 @@ $(VENV)/.ready-test: $(VENV)/.ready-train
 # mypy cannot see an editable install; it reads the folders through these links.
 $(LINKS):
 	mkdir -p $@
-	for folder in platform workers conf launch; do ln -sfn ../../../$$folder $@/$$folder; done
+	for folder in platform workers conf launch benchmarks; do ln -sfn ../../../$$folder $@/$$folder; done
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info

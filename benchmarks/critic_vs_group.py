@@ -20,16 +20,13 @@ from tandem.launch.command import command
 from tandem.platform.terminal import say
 
 
-@command("configuration error")
+@command("configuration error", __doc__ or "")
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 done, 2 not started, 130 interrupted)."""
-    if {"-h", "--help"} & set(arguments):
-        say(__doc__)
-        return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with us
-    from ab.runs import Interrupted
+    from tandem.benchmarks.ab.runs import Interrupted
 
     try:
         return _benchmark(arguments)
@@ -39,10 +36,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _benchmark(arguments: list[str]) -> int:
-    from ab.arms import load_plan, make_arms
-    from ab.page import rebuild, save, write
-    from ab.results import derive, describe
-    from ab.runs import run_all
+    from tandem.benchmarks.ab.arms import load_plan, make_arms
+    from tandem.benchmarks.ab.page import rebuild, save, write
+    from tandem.benchmarks.ab.results import derive, describe
+    from tandem.benchmarks.ab.runs import run_all
 
     plan, given = load_plan(arguments)
     if plan.report is not None:

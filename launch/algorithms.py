@@ -11,6 +11,9 @@ from tandem.platform.config import AlgoConfig, Config
 from tandem.platform.plan import table
 from tandem.platform.terminal import say
 
+USAGE = """usage: python launch/algorithms.py
+
+Prints a table of the algorithms: what each consists of, and its paper."""
 HEAD = ["algo", "critic", "adv_estimator", "policy_loss", "clip", "KL", "aggregation", "beyond that", "paper"]
 
 
@@ -63,7 +66,7 @@ def _beyond(config: Config, algorithm: Algorithm) -> list[str]:
     return [text for on, text in switches if on]
 
 
-@command("algorithms")
+@command("algorithms", USAGE)
 def main(arguments: list[str]) -> int:
     """Prints the table."""
     say(algorithms_table())

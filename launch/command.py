@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,23 +12,56 @@ from collections.abc import Callable, Sequence
 from tandem.platform.terminal import say
 
 Main = Callable[[list[str]], int]
-OURS = ("tandem.", "ab.")  # modules whose exceptions say all that there is to say
+OURS = "tandem."  # modules whose exceptions say all that there is to say
+SCRIPTS = {
+    "main": "train",
+    "critic_vs_group": "benchmark",
+    **{name: name for name in ("evaluate", "export", "runs", "report", "doctor", "algorithms", "settings")},
+}
+"""Files of commands, and what `tandem` calls them."""
 
 
-def command(problem: str) -> Callable[[Main], Callable[..., int]]:
+class Call:
+    """How this process was called."""
+
+    by_name = False  # `tandem train`, not `python launch/main.py`
+
+
+def as_called(text: str) -> str:
+    """A text that names commands as files, with the names by which they were called."""
+    if not Call.by_name:
+        return text
+    return re.sub(
+        r"(?:python )?(?:launch|benchmarks)/(\w+)\.py",
+        lambda found: f"tandem {SCRIPTS[found[1]]}" if found[1] in SCRIPTS else found[0],
+        text,
+    )
+
+
+def command(problem: str, usage: str = "") -> Callable[[Main], Callable[..., int]]:
     """Makes a command of a function from arguments to an exit code; without arguments it takes those of the process.
 
     One of tandem's own errors is told in its words behind `problem`, with exit code 2; any other with its traceback, with
-    1; Ctrl-C gives 130.
+    1; Ctrl-C gives 130; a reader that has gone, as `| head` does, is no error.
+
+    Args:
+        usage: printed for -h and --help.
     """
 
     def decorate(main: Main) -> Callable[..., int]:
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> int:
+            arguments = list(sys.argv[1:] if argv is None else argv)
             try:
-                return main(list(sys.argv[1:] if argv is None else argv))
+                if usage and {"-h", "--help"} & set(arguments):
+                    say(as_called(usage))
+                    return 0
+                return main(arguments)
             except KeyboardInterrupt:
                 return 130
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+                return 0
             except Exception as error:
                 if type(error).__module__.startswith(OURS):
                     say(f"{problem}: {error}", error=True)

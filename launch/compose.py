@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from tandem.launch.command import as_called
 from tandem.launch.overrides import Typed, parse
 from tandem.platform.config import Config, ConfigError
 
@@ -166,7 +167,7 @@ def _nearest(word: str, known: Sequence[str]) -> str:
     leaf = word.rpartition(".")[2]
     same_name = [key for key in known if key.rpartition(".")[2] == leaf]
     found = (same_name or close)[:1]
-    return f". Did you mean {found[0]}?" if found else ". `python launch/main.py --settings` lists all"
+    return f". Did you mean {found[0]}?" if found else as_called(". `python launch/main.py --settings` lists all")
 
 
 def setting_keys(cls: type = Config, prefix: str = "") -> dict[str, bool]:

@@ -24,6 +24,10 @@ from tandem.platform.plan import human_bytes
 from tandem.platform.terminal import say
 from tandem.workers.cluster import check_answers, usable_cpus
 
+USAGE = """usage: python launch/doctor.py [cluster.address=HOST:PORT] [SETTING=VALUE ...]
+
+Checks this machine, or a cluster, for what a run with these settings needs. Prints a line per check: ok, warn or fail, what
+was found, and what to do. Exits with 1 if anything failed."""
 TRY_TIMEOUT_S = 120
 GIB = 2**30
 
@@ -184,7 +188,7 @@ CHECKS: tuple[Callable[[Config], Iterable[Finding]], ...] = (
 )
 
 
-@command("configuration error")
+@command("configuration error", USAGE)
 def main(arguments: list[str]) -> int:
     """Prints the findings as they come; returns the exit code (0 all is well, 1 something failed, 2 not looked)."""
     config, _ = compose(arguments)

@@ -23,12 +23,9 @@ Samples responses to held-out prompts and scores them, in this process. Takes th
   to=FILE                     also write the numbers as JSON"""
 
 
-@command("cannot evaluate")
+@command("cannot evaluate", USAGE)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 measured, 2 not)."""
-    if {"-h", "--help"} & set(arguments):
-        say(USAGE)
-        return 0
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     to = [argument.removeprefix("to=") for argument in arguments if argument.startswith("to=")]
     metrics = evaluate([argument for argument in arguments if not argument.startswith("to=")])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.launch.command import command
+from tandem.launch.command import as_called, command
 from tandem.platform.config import ConfigError
 from tandem.platform.files import write_json
 from tandem.platform.readers import read_object
@@ -30,12 +30,12 @@ template. It is loaded once more and compared.
 ASKED = {"checkpoint": None, "to": None, "dtype": "", "trust_remote_code": "false"}
 
 
-@command("cannot export")
+@command("cannot export", USAGE)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 written, 2 not)."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        say(USAGE)
-        return 0 if arguments else 2
+    if not arguments:
+        say(as_called(USAGE))
+        return 2
     asked = parse(arguments)
     to = Path(asked["to"])
     step = export(asked["checkpoint"], to, asked["dtype"] or None, asked["trust_remote_code"].lower() == "true")

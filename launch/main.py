@@ -9,8 +9,14 @@ import os
 import sys
 import time
 
-from tandem.launch.command import command
-from tandem.platform.terminal import say
+try:
+    from tandem.launch.command import command
+    from tandem.platform.terminal import say
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"tandem is not installed in this Python ({sys.executable}: no module {error.name}). `make train` installs it into "
+        ".venv; then run `source .venv/bin/activate`"
+    ) from None
 
 USAGE = """usage: python launch/main.py [algo=ppo|grpo] [SETTING=VALUE ...]
 
@@ -33,12 +39,9 @@ Records go to outputs/<run.name>/: metrics.jsonl, summary.json, report.html, che
 Started again with its run.name, a run goes on from its newest checkpoint."""
 
 
-@command("configuration error")
+@command("configuration error", USAGE)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 finished, 1 failed, 2 not started, 130 interrupted)."""
-    if {"-h", "--help"} & set(arguments):
-        say(USAGE)
-        return 0
     if "--settings" in arguments:
         from tandem.launch.settings import settings_table
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.launch.charts import areas, bars, lines
-from tandem.launch.command import command
+from tandem.launch.command import as_called, command
 from tandem.launch.markup import Markup, element, together
 from tandem.launch.runs import Run, read
 from tandem.platform.config import ConfigError
@@ -36,12 +36,12 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 12px/1.4 
 """
 
 
-@command("report")
+@command("report", USAGE)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 written, 2 not)."""
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        say(USAGE)
-        return 0 if arguments else 2
+    if len(arguments) != 1:
+        say(as_called(USAGE))
+        return 2
     say(write(Path(arguments[0])))
     return 0
 

@@ -61,12 +61,9 @@ class Run:
     settings: Mapping[str, Any]  # by dotted key
 
 
-@command("runs")
+@command("runs", USAGE)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 shown, 2 not)."""
-    if {"-h", "--help"} & set(arguments):
-        say(USAGE)
-        return 0
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     folder = Path(given.pop("folder", "outputs"))
     asked, *names = [argument for argument in arguments if "=" not in argument] or ["list"]

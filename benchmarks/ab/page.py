@@ -10,10 +10,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ab.measure import AXES, ITEMS, PARTS, TRENDS
-from ab.raw import read_raw
-from ab.results import REWARD, derive
-from ab.verdict import HELD, critic_bytes, difference_text, finished, label, multiplicity, sentences, where
+from tandem.benchmarks.ab.measure import AXES, ITEMS, PARTS, TRENDS
+from tandem.benchmarks.ab.raw import read_raw
+from tandem.benchmarks.ab.results import REWARD, derive
+from tandem.benchmarks.ab.verdict import (
+    HELD,
+    critic_bytes,
+    difference_text,
+    finished,
+    label,
+    multiplicity,
+    sentences,
+    where,
+)
 from tandem.launch.charts import bars, intervals, lines
 from tandem.launch.markup import Markup, element, together
 from tandem.launch.report import page, table

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ab import measure
-from ab.arms import Arm, Definition, Plan, differing
-from ab.measure import AXES, Measured
-from ab.runs import FINISHED, machine, weights_digest
-from ab.shapes import measured_peak, parameters_of, shape_of
+from tandem.benchmarks.ab import measure
+from tandem.benchmarks.ab.arms import Arm, Definition, Plan, differing
+from tandem.benchmarks.ab.measure import AXES, Measured
+from tandem.benchmarks.ab.runs import FINISHED, machine, weights_digest
+from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
 from tandem.platform.comparison import (
     FEWEST,
     Interval,

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ab.arms import Arm, differing
-from ab.measure import columns
+from tandem.benchmarks.ab.arms import Arm, differing
+from tandem.benchmarks.ab.measure import columns
 from tandem.launch.claim import claimed
 from tandem.launch.main import main as _main
 from tandem.platform.config import ConfigError

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps, times
-from ab.page import as_csv, rebuild, write
-from ab.results import derive
-from ab.verdict import sentences
+from tandem.benchmarks.ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps, times
+from tandem.benchmarks.ab.page import as_csv, rebuild, write
+from tandem.benchmarks.ab.results import derive
+from tandem.benchmarks.ab.verdict import sentences
 from tandem.platform.config import ConfigError
 from tandem.platform.costs import ModelShape
 

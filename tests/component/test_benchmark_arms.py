@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ab.arms import Arm, Plan, check_controls, load_plan, make_arms
-from ab.runs import Run, order, run_all
+from tandem.benchmarks.ab.arms import Arm, Plan, check_controls, load_plan, make_arms
+from tandem.benchmarks.ab.runs import Run, order, run_all
 from tandem.launch.claim import claimed
 from tandem.platform.config import ConfigError
 

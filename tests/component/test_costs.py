@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from ab.shapes import measured_peak, parameters_of, shape_of
+from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
 from tandem.platform.config import ModelConfig
 from tandem.platform.costs import ModelShape, StepSize, share_of_peak, step_flops
 from tandem.workers.models import load_critic, load_policy

@@ -34,8 +34,8 @@ def benchmark(repo: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the benchmark left: seed 1 was lost before, and the rest is made."""
     repo, folder = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("benchmark")
-    from ab.arms import load_plan, make_arms
-    from ab.runs import machine
+    from tandem.benchmarks.ab.arms import load_plan, make_arms
+    from tandem.benchmarks.ab.runs import machine
 
     plan, given = load_plan(ARGUMENTS)
     (folder / "runs").mkdir()

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("platform", "workers", "conf", "launch")
+FOLDERS = ("platform", "workers", "conf", "launch", "benchmarks")
 ALLOWED = {
     "platform": {"platform"},
     "workers": {"workers", "platform"},
     "conf": set[str](),
     "launch": {"launch", "workers", "platform", "conf"},
+    "benchmarks": {"benchmarks", "launch", "workers", "platform", "conf"},
 }
 FORBIDDEN_IN_PLATFORM = {"ray", "deepspeed", "vllm", "hydra", "omegaconf", "transformers"}
 
@@ -155,6 +156,6 @@ def test_the_wheel_holds_everything(repo: Path, tmp_path: Path) -> None:
         f"tandem/{path.relative_to(repo)}"
         for folder in FOLDERS
         for path in (repo / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".md") and "__pycache__" not in path.parts
+        if path.suffix in (".py", ".yaml", ".md") and not {"__pycache__", "results"} & set(path.parts)
     }
     assert packed == expected

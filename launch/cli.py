@@ -1,0 +1,58 @@
+"""One command for all: `tandem train algo=ppo`, `tandem runs`, `tandem settings lr`.
+
+Each is the same as a file of `launch/` or `benchmarks/`, and imports what it needs only when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import version
+
+from tandem.launch.command import SCRIPTS, Call
+from tandem.platform.terminal import say
+
+MEANINGS = {
+    "train": "train a model with PPO, GRPO or another algorithm",
+    "evaluate": "measure a model on held-out data",
+    "export": "write the trained policy as a Hugging Face folder",
+    "runs": "list, show and compare runs",
+    "report": "a run as one page",
+    "doctor": "check this machine for what a run needs",
+    "algorithms": "the algorithms and what they consist of",
+    "settings": "the settings with their defaults and meanings; with a word, those about it",
+    "benchmark": "what a critic costs and buys: PPO and GRPO side by side",
+}
+EXAMPLES = """\
+  tandem train algo=ppo                     train the embedded model on this machine
+  tandem train model.path=FOLDER data.train=FILE dry_run=true
+  tandem COMMAND --help                     what a command takes"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code of the command, 2 if there is none of this name."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name, arguments = (words[0], words[1:]) if words else ("help", [])
+    if name in ("-h", "--help", "help"):
+        commands = "\n".join(f"  {command:<12}{meaning}" for command, meaning in MEANINGS.items())
+        say(f"usage: tandem COMMAND [ARGUMENT ...]\n\n{commands}\n\n{EXAMPLES}")
+        return 0
+    if name == "--version":
+        say(f"tandem {version('tandem-rl')}")
+        return 0
+    files = {command: file for file, command in SCRIPTS.items()}
+    if name not in files:
+        near = "train" if "=" in name else next(iter(get_close_matches(name, files, n=1)), None)
+        hint = f"Did you mean `tandem {near}{f' {name}' if '=' in name else ''}`? " if near else ""
+        say(f"{name}: no such command. {hint}`tandem --help` lists all", error=True)
+        return 2
+    Call.by_name = True
+    folder = "benchmarks" if name == "benchmark" else "launch"
+    command = import_module(f"tandem.{folder}.{files[name]}").main
+    return int(command(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
