@@ -46,11 +46,12 @@ def main(argv: list[str] | None = None) -> int:
     # Read when torch is loaded; a private Ray hands it to every worker.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
-    from tandem.launch.compose import compose
     from tandem.platform.config import ConfigError
     from tandem.platform.redact import redacted
 
     try:
+        from tandem.launch.compose import compose
+
         unknown = [argument for argument in arguments if argument.startswith("-") and "=" not in argument]
         if unknown:
             raise ConfigError(f"{unknown[0]}: no such option; settings are given as key=value, see --help")

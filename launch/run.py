@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tandem.launch import prepare, report
 from tandem.launch.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from tandem.launch.display import Display, make_display
-from tandem.launch.facts import about, for_trackers
+from tandem.launch.facts import for_trackers
+from tandem.launch.folder import check_folder, claimed, folder_of, make_folder, name_run
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
-from tandem.launch.signals import Signals, Terminated
+from tandem.launch.signals import Signals, Terminated, unwrapped
 from tandem.launch.sinks import Sinks
-from tandem.launch.versions import versions
+from tandem.launch.witness import Witness
 from tandem.platform.alarms import alarms
 from tandem.platform.algorithms import Algorithm, resolve
-from tandem.platform.config import Config, ConfigError
+from tandem.platform.config import Config
 from tandem.platform.driver import Driver, StepResult
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles, TrainingError
-from tandem.platform.records import Recorder, sample_rows, write_json, write_text
-from tandem.platform.redact import redacted, redacted_values
+from tandem.platform.records import Recorder, sample_rows
+from tandem.platform.redact import redacted
 from tandem.platform.spans import Spans
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
+from tandem.workers.private_cluster import session_folder
 from tandem.workers.tokenizer import load_tokenizer
 from tandem.workers.training_state import StateError
 
@@ -86,6 +84,17 @@ def run(config: Config, started_at: float) -> int:
     Args:
         started_at: seconds since the epoch at which the command began.
     """
+    with Signals().taken() as signals:
+        try:
+            with signals.raised():
+                return _run(config, started_at, signals)
+        except Terminated as ended:  # nothing was begun
+            with suppress(OSError):
+                print(ended, file=sys.stderr)
+            return ended.code
+
+
+def _run(config: Config, started_at: float, signals: Signals) -> int:
     name_run(config, started_at)
     notes: list[str] = []
     checkpoints = checkpoints_of(config)
@@ -93,24 +102,12 @@ def run(config: Config, started_at: float) -> int:
     if found:
         notes.append(f"going on after step {found.step}, from {found.path}")
         notes += [f"changed since: {change}" for change in changes(config, found)]
-    with claimed(Path(config.run.dir) / str(config.run.name)):
-        folder = make_folder(config, started_at, checkpoints, found)
-        return _recorded(config, folder, started_at, checkpoints, found, notes)
-
-
-def _recorded(
-    config: Config,
-    folder: Path,
-    started_at: float,
-    checkpoints: Checkpoints,
-    found: Checkpoint | None,
-    notes: Sequence[str],
-) -> int:
-    with Signals().taken() as signals:
-        outputs = open_outputs(config, folder, started_at, found)
-        status, error, code = _trained(config, outputs, checkpoints, found, notes, signals)
-        signals.ignore()  # what is left takes seconds, and is what a signal waits for
-        return outputs.close(status, error, code)
+    with claimed(folder_of(config)):
+        check_folder(config, checkpoints, found)
+        checkpoints.check_writable()
+        signals.close()  # from here on a run has begun, and leaves its records whatever ends it
+        outputs = open_outputs(config, make_folder(config, started_at), started_at, found)
+        return outputs.close(*_trained(config, outputs, checkpoints, found, notes, signals))
 
 
 def _trained(
@@ -123,9 +120,10 @@ def _trained(
 ) -> tuple[str, str | None, int]:
     """How the training ended: status, error, exit code."""
     try:
-        for text in notes:
-            outputs.display.note(text)
-        train(config, outputs, checkpoints, found, signals)
+        with signals.raised():
+            for text in notes:
+                outputs.display.note(text)
+            train(config, outputs, checkpoints, found, signals)
     except Terminated as ended:
         return "interrupted", str(ended), ended.code
     except Exception as error:
@@ -155,7 +153,7 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
     evaluations = prepare.evaluations(config, path, tokenizer, display.note)
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
-    with roles_of(config, algorithm, path, signals, lambda why: _abandon(outputs, why)) as roles:
+    with roles_of(config, algorithm, path, outputs, signals) as roles:
         display.begin(steps)
         outputs.recorder.devices = roles.devices
         spans = signals.spans = Spans(display.phase)
@@ -178,6 +176,7 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
                 display.note(f"nothing is left to do: the checkpoint is of step {found.step}, run.steps={steps}")
         keeper.saver = Saver(config, checkpoints, driver, path, _score_of(evaluations))
         _loop(driver, keeper)
+        signals.close()  # the run has got to its end
         outputs.recorder.identity |= {"first_weights": driver.first_weights, "data": source.digest}
         display.phase("closing")
 
@@ -187,7 +186,8 @@ def _loop(driver: Driver, keeper: Keeper) -> None:
     saver = keeper.saver
     assert saver is not None
     try:
-        driver.run()
+        with unwrapped():
+            driver.run()
     except WorkerFailed as error:
         raise WorkerFailed(f"step {driver.number}, phase {driver.spans.last}: {error}") from error
     except TrainingError as error:
@@ -208,6 +208,8 @@ def _rescue(saver: Saver, keeper: Keeper, ended: Terminated) -> None:
     """Saves what is done before the run ends; a second signal ends it at once."""
     display = keeper.outputs.display
     try:
+        keeper.signals.answered()
+        keeper.signals.open()
         display.note(f"{ended}: saving the last step that is done; once more ends the run at once")
         path = saver.rescue(keeper.outputs.recorder.steps)
     except Exception as error:  # the workers may have been told to end too
@@ -227,9 +229,7 @@ def _distrust(saver: Saver, error: TrainingError) -> str:
 
 
 @contextmanager
-def roles_of(
-    config: Config, algorithm: Algorithm, path: str, signals: Signals, on_head_lost: Callable[[str], None]
-) -> Iterator[Roles]:
+def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, signals: Signals) -> Iterator[Roles]:
     """The roles of the run, ready; ended when the body ends, however that is."""
     with ExitStack() as stack:
         if config.cluster.name == "inline":
@@ -237,104 +237,36 @@ def roles_of(
             stack.callback(workers["reward"].close)
             yield inline_roles(config, workers)
             return
-        cpus = stack.enter_context(connected(config.cluster, on_head_lost=on_head_lost))
-        signals.install()  # again: ray.init sets handlers of its own
+        cpus = stack.enter_context(_watched_cluster(config, outputs, signals))
         ray_roles = RayRoles(config, algorithm, path, cpus)
         stack.callback(ray_roles.close)
+        stack.callback(signals.close)  # nothing interrupts what ends the roles
         yield ray_roles.wait()
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[int]:
-    """A folder, made if need be, which no other process writes runs into during the body.
-
-    The lock is that of the descriptor which is given; a child that inherits it holds the folder on.
-
-    Raises:
-        ConfigError: another process does, or the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"run.dir={folder.parent}: the run's folder cannot be written: {error}") from error
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor, folder)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another process trains into {folder}. Wait for it to end, or set another folder or name"
-        ) from error
-    except OSError:  # some network file systems cannot lock a folder
-        return
-
-
-def name_run(config: Config, started_at: float) -> None:
-    """Fills in run.name."""
-    if config.run.name is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started_at))
-        config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
-
-
-def make_folder(config: Config, started_at: float, checkpoints: Checkpoints, found: Checkpoint | None) -> Path:
-    """The run's folder with `config.yaml`, `versions.json` and `run.json`.
-
-    Raises:
-        ConfigError: it holds a run already, and this one does not go on from its newest checkpoint.
-    """
-    folder = Path(config.run.dir) / str(config.run.name)
-    if config.checkpoint.dir is not None and checkpoints.has_any() and not checkpoints.is_newest(found):
-        raise ConfigError(
-            f"{checkpoints.root} holds checkpoints of a run of this name, and with checkpoint.resume="
-            f"{config.checkpoint.resume} this one does not go on from the newest. Set another run.name"
-        )
-    if (folder / "metrics.jsonl").exists() and not _never_began(folder) and not checkpoints.is_newest(found):
-        if found is None:
-            raise ConfigError(
-                f"{folder} holds a run already, without a checkpoint to go on from (checkpoint.resume="
-                f"{config.checkpoint.resume}). Set another run.name, or move the folder away"
-            )
-        raise ConfigError(
-            f"{folder} holds a run already, and checkpoint.resume={config.checkpoint.resume} is not its newest checkpoint. "
-            "Set another run.name to branch off from there"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").unlink(missing_ok=True)
-        write_text(folder / "config.yaml", _as_yaml(config))
-        write_json(folder / "versions.json", versions())
-        write_json(folder / "run.json", about(config, started_at))
-    except OSError as error:
-        raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
-    checkpoints.check_writable()
-    return folder
-
-
-def _never_began(folder: Path) -> bool:
-    """Whether the run in `folder` ended before it measured anything, so that nothing is lost with it."""
-    return (folder / "summary.json").exists() and (folder / "metrics.jsonl").stat().st_size == 0
-
-
-def _as_yaml(config: Config) -> str:
-    """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
-    from omegaconf import OmegaConf
-
-    values = OmegaConf.to_container(OmegaConf.structured(config), resolve=False)
-    return OmegaConf.to_yaml(OmegaConf.create(redacted_values(values)))
+def _watched_cluster(config: Config, outputs: Outputs, signals: Signals) -> Iterator[float]:
+    """Ray, and who tells how the run ended if Ray ends it; yields the CPUs of the cluster."""
+    recorder = outputs.recorder
+    with ExitStack() as stack:
+        if config.cluster.address is None:
+            signals.close()  # half a cluster could not be ended
+        session = stack.enter_context(session_folder())
+        witness = stack.enter_context(closing(Witness(recorder.folder, recorder.started_at, session)))
+        cpus = stack.enter_context(connected(config.cluster, on_lost=lambda why: _abandon(outputs, why), folder=session))
+        witness.ray_has_started()
+        signals.open()
+        try:
+            yield cpus
+        finally:
+            signals.close()
 
 
 class Keeper:
     """What is done with each step: records, samples, display, alarms, checkpoints."""
 
     def __init__(self, config: Config, outputs: Outputs, signals: Signals) -> None:
-        self.config, self.outputs, self._signals, self._watching = config, outputs, signals, alarms(config)
+        self.config, self.outputs, self.signals, self._watching = config, outputs, signals, alarms(config)
         self.saver: Saver | None = None  # once there is a driver
 
     def step(self, step: int, result: StepResult) -> None:
@@ -350,7 +282,7 @@ class Keeper:
                 display.note(warning)
         assert self.saver is not None
         self.saver.after(step, result.metrics, result.batch)
-        self._signals.raise_waiting()
+        self.signals.raise_waiting()
 
     def first_evaluation(self, metrics: dict[str, float]) -> None:
         """The evaluation before the first step is done."""
@@ -376,11 +308,5 @@ def _show_warm_start(display: Display, step: int, total: int) -> None:
 
 
 def _abandon(outputs: Outputs, why: str) -> None:
-    """Ends a run whose cluster is gone: the main thread waits for it and can do nothing more."""
-    code = outputs.close("failed", why, 1)
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=5)
-    os._exit(code)
+    """Ends a run whose cluster is gone: the main thread waits for it and can do nothing more. The witness clears up."""
+    os._exit(outputs.close("failed", why, 1))

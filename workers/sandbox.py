@@ -24,6 +24,7 @@ from typing import Any
 
 from tandem.platform.rewards import Outcome, RewardError, Sample
 from tandem.platform.search_path import without_sources
+from tandem.workers.private_cluster import TOKEN
 
 STARTUP_S = 60.0  # a user's file may import much
 LARGEST_CHUNK = 32  # samples sent at a time
@@ -243,12 +244,13 @@ class _Child:
         self._lines: list[bytes] = []
         numbers = [str(number) for number in (theirs.fileno(), os.getpid(), memory_mb)]
         path = os.pathsep.join(without_sources(sys.path, os.environ.get("PYTHONPATH", "")))
+        inherited = {name: value for name, value in os.environ.items() if name != TOKEN}  # it may run what a model wrote
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tandem.workers.reward_process", *numbers, *functions],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path},
+                env={**inherited, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path},
                 start_new_session=True,  # a group, so that what a function starts can be killed with it; no Ctrl-C
             )
 

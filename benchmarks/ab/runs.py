@@ -17,8 +17,8 @@ from typing import Any
 
 from ab.arms import Arm, differing
 from ab.measure import columns
+from tandem.launch.folder import claimed
 from tandem.launch.main import main as _main
-from tandem.launch.run import claimed
 from tandem.platform.config import ConfigError
 from tandem.platform.records import write_json
 

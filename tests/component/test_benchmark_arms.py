@@ -12,7 +12,7 @@ import pytest
 
 from ab.arms import Arm, Plan, check_controls, load_plan, make_arms
 from ab.runs import Run, order, run_all
-from tandem.launch.run import claimed
+from tandem.launch.folder import claimed
 from tandem.platform.config import ConfigError
 
 SMALL = ["model.tiny.hidden_size=32", "model.tiny.heads=1", "model.tiny.layers=1", "model.warmstart.steps=0"]

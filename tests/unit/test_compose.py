@@ -10,7 +10,7 @@ import pytest
 import tandem.conf
 from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
 from tandem.launch.facts import flat
-from tandem.launch.run import _as_yaml
+from tandem.launch.folder import _as_yaml
 from tandem.launch.runs import read
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.validate import validate

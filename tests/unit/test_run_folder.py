@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.launch.folder import check_folder, claimed, make_folder
 from tandem.launch.resume import checkpoints_of
-from tandem.launch.run import claimed, make_folder
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.records import Recorder
 
@@ -19,7 +19,8 @@ def config(folder: Path) -> Config:
 
 
 def folder_of(settings: Config) -> Path:
-    return make_folder(settings, 0.0, checkpoints_of(settings), None)
+    check_folder(settings, checkpoints_of(settings), None)
+    return make_folder(settings, 0.0)
 
 
 def test_a_run_that_measured_something_or_goes_on_keeps_its_folder(tmp_path: Path) -> None:
