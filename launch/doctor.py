@@ -173,7 +173,7 @@ def check_ray(config: Config) -> Iterable[Finding]:
         "    f = ray.remote(lambda: sum(range(4))); assert ray.get(f.remote(), timeout=60) == 6\n"
         f"    print({address!r}, 'runs tasks;', f'{{cpus:g}} CPUs,', f'{{len(ray.nodes())}} nodes')"
     )
-    yield _tried("Ray", code, "look at the error; another Ray on this machine may hold its ports or /tmp/ray")
+    yield _tried("Ray", code, "look at the error; its files go into RAY_TMPDIR, or else /tmp")
 
 
 CHECKS: tuple[Callable[[Config], Iterable[Finding]], ...] = (

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from tandem.launch import prepare, report
 from tandem.launch.checkpoint import Checkpoint, CheckpointError
@@ -22,8 +20,9 @@ from tandem.launch.folder import folder_of, make_folder, name_run
 from tandem.launch.lease import only_writer
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
-from tandem.launch.signals import Signals, Terminated
+from tandem.launch.signals import Signals, Terminated, unwrapped
 from tandem.launch.sinks import Sinks
+from tandem.launch.witness import Witness
 from tandem.platform.alarms import alarms
 from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import Config
@@ -37,8 +36,11 @@ from tandem.platform.spans import Spans
 from tandem.platform.terminal import say
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
+from tandem.workers.private_cluster import session_folder
 from tandem.workers.tokenizer import load_tokenizer
 from tandem.workers.training_state import StateError
+
+WITNESS_S = 5.0  # for the witness of a run that was killed, which completes its records
 
 
 @dataclass(frozen=True)
@@ -91,31 +93,32 @@ def run(config: Config, started_at: float) -> int:
     Args:
         started_at: seconds since the epoch at which the command began.
     """
+    with Signals().taken() as signals:
+        try:
+            with signals.raised():
+                return _run(config, started_at, signals)
+        except Terminated as ended:  # nothing was begun
+            with suppress(OSError):
+                say(ended, error=True)
+            return ended.code
+
+
+def _run(config: Config, started_at: float, signals: Signals) -> int:
     name_run(config, started_at)
     notes: list[str] = []
     checkpoints = checkpoints_of(config)
-    with claimed(folder_of(config)), only_writer(checkpoints.fs, checkpoints.root, notes.append) as checkpoints.check_alone:
+    with (
+        claimed(folder_of(config), wait_s=WITNESS_S),
+        only_writer(checkpoints.fs, checkpoints.root, notes.append) as checkpoints.check_alone,
+    ):
         found = checkpoints.find(config.checkpoint.resume, notes.append)
         if found:
             notes.append(f"going on after step {found.step}, from {found.path}")
             notes += [f"changed since: {change}" for change in changes(config, found)]
+        signals.close()  # from here on a run has begun, and leaves its records whatever ends it
         folder = make_folder(config, started_at, checkpoints, found, notes.append)
-        return _recorded(config, folder, started_at, checkpoints, found, notes)
-
-
-def _recorded(
-    config: Config,
-    folder: Path,
-    started_at: float,
-    checkpoints: Checkpoints,
-    found: Checkpoint | None,
-    notes: Sequence[str],
-) -> int:
-    with Signals().taken() as signals:
         outputs = open_outputs(config, folder, started_at, found)
-        status, error, code = _trained(config, outputs, checkpoints, found, notes, signals)
-        signals.ignore()  # what is left takes seconds, and is what a signal waits for
-        return outputs.close(status, error, code)
+        return outputs.close(*_trained(config, outputs, checkpoints, found, notes, signals))
 
 
 def _trained(
@@ -128,9 +131,10 @@ def _trained(
 ) -> tuple[str, str | None, int]:
     """How the training ended: status, error, exit code."""
     try:
-        for text in notes:
-            outputs.display.note(text)
-        train(config, outputs, checkpoints, found, signals)
+        with signals.raised():
+            for text in notes:
+                outputs.display.note(text)
+            train(config, outputs, checkpoints, found, signals)
     except Terminated as ended:
         return "interrupted", str(ended), ended.code
     except Exception as error:
@@ -161,7 +165,7 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
     steps = prepare.training_steps(config, len(source.rows))
     display.phase("roles")
     scheduled = with_total_steps(config, steps, algorithm.needs_critic)
-    with roles_of(scheduled, algorithm, path, signals, lambda why: _abandon(outputs, why)) as roles:
+    with roles_of(scheduled, algorithm, path, outputs, signals) as roles:
         display.begin(steps)
         outputs.recorder.devices = roles.devices
         spans = signals.spans = Spans(display.phase)
@@ -184,6 +188,7 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
                 display.note(f"nothing is left to do: the checkpoint is of step {found.step}, run.steps={steps}")
         keeper.saver = Saver(config, checkpoints, driver, path, _score_of(evaluations))
         _loop(driver, keeper)
+        signals.close()  # the run has got to its end
         outputs.recorder.identity |= {"first_weights": driver.first_weights, "data": source.digest}
         display.phase("closing")
 
@@ -193,7 +198,8 @@ def _loop(driver: Driver, keeper: Keeper) -> None:
     saver = keeper.saver
     assert saver is not None
     try:
-        driver.run()
+        with unwrapped():
+            driver.run()
     except WorkerFailed as error:
         raise WorkerFailed(f"step {driver.number}, phase {driver.spans.last}: {error}") from error
     except TrainingError as error:
@@ -214,6 +220,8 @@ def _rescue(saver: Saver, keeper: Keeper, ended: Terminated) -> None:
     """Saves what is done before the run ends; a second signal ends it at once."""
     display = keeper.outputs.display
     try:
+        keeper.signals.answered()
+        keeper.signals.open()
         display.note(f"{ended}: saving the last step that is done; once more ends the run at once")
         path = saver.rescue(keeper.outputs.recorder.steps)
     except Exception as error:  # the workers may have been told to end too
@@ -233,9 +241,7 @@ def _distrust(saver: Saver, error: TrainingError) -> str:
 
 
 @contextmanager
-def roles_of(
-    config: Config, algorithm: Algorithm, path: str, signals: Signals, on_head_lost: Callable[[str], None]
-) -> Iterator[Roles]:
+def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, signals: Signals) -> Iterator[Roles]:
     """The roles of the run, ready; ended when the body ends, however that is."""
     with ExitStack() as stack:
         if config.cluster.name == "inline":
@@ -243,18 +249,36 @@ def roles_of(
             stack.callback(workers["reward"].close)
             yield inline_roles(config, workers)
             return
-        cpus = stack.enter_context(connected(config.cluster, on_head_lost=on_head_lost))
-        signals.install()  # again: ray.init sets handlers of its own
+        cpus = stack.enter_context(_watched_cluster(config, outputs, signals))
         ray_roles = RayRoles(config, algorithm, path, cpus)
         stack.callback(ray_roles.close)
+        stack.callback(signals.close)  # nothing interrupts what ends the roles
         yield ray_roles.wait()
+
+
+@contextmanager
+def _watched_cluster(config: Config, outputs: Outputs, signals: Signals) -> Iterator[float]:
+    """Ray, and who tells how the run ended if Ray ends it; yields the CPUs of the cluster."""
+    recorder = outputs.recorder
+    with ExitStack() as stack:
+        if config.cluster.address is None:
+            signals.close()  # half a cluster could not be ended
+        session = stack.enter_context(session_folder())
+        witness = stack.enter_context(closing(Witness(recorder.folder, recorder.started_at, session)))
+        cpus = stack.enter_context(connected(config.cluster, on_lost=lambda why: _abandon(outputs, why), folder=session))
+        witness.ray_has_started()
+        signals.open()
+        try:
+            yield cpus
+        finally:
+            signals.close()
 
 
 class Keeper:
     """What is done with each step: records, samples, display, alarms, checkpoints."""
 
     def __init__(self, config: Config, outputs: Outputs, signals: Signals) -> None:
-        self.config, self.outputs, self._signals, self._watching = config, outputs, signals, alarms(config)
+        self.config, self.outputs, self.signals, self._watching = config, outputs, signals, alarms(config)
         self.saver: Saver | None = None  # once there is a driver
 
     def step(self, step: int, result: StepResult) -> None:
@@ -270,7 +294,7 @@ class Keeper:
                 display.note(warning)
         assert self.saver is not None
         self.saver.after(step, result.metrics, result.batch)
-        self._signals.raise_waiting()
+        self.signals.raise_waiting()
 
     def first_evaluation(self, metrics: dict[str, float]) -> None:
         """The evaluation before the first step is done."""
@@ -296,11 +320,5 @@ def _show_warm_start(display: Display, step: int, total: int) -> None:
 
 
 def _abandon(outputs: Outputs, why: str) -> None:
-    """Ends a run whose cluster is gone: the main thread waits for it and can do nothing more."""
-    code = outputs.close("failed", why, 1)
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=5)
-    os._exit(code)
+    """Ends a run whose cluster is gone: the main thread waits for it and can do nothing more. The witness clears up."""
+    os._exit(outputs.close("failed", why, 1))

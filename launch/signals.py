@@ -31,26 +31,42 @@ class Terminated(BaseException):
         return "interrupted (Ctrl-C)" if self.number is signal.SIGINT else f"terminated ({self.number.name})"
 
 
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raises `Terminated` for an error of the body that it has caused: compiled code that is interrupted, as Ray's, reports
+    one of its own, and what is cleared up meanwhile may fail.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, Terminated):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        raise
+
+
 class Signals:
-    """Raises `Terminated` in the main thread: at once, or when the step is done. The second signal never waits."""
+    """Raises `Terminated` in the main thread while it is open to signals: at once, or when the step is done.
+
+    What comes while it is closed waits for the next `open`. It closes by itself when it raises, so that what ends the run
+    is not ended in turn; while the last step is saved it is open again, and the second signal does not wait.
+    """
 
     def __init__(self) -> None:
         self.spans = Spans()  # of the driver, once there is one
-        self._waiting: int | None = None
-        self._is_first, self._is_ignoring = True, False
-
-    def install(self) -> None:
-        """Takes the signals over; one that is ignored, as under nohup, stays so."""
-        for number in CODES:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                with suppress(ValueError):  # not in the main thread: the signals are not ours
-                    signal.signal(number, self._arrived)
+        self._unanswered: list[int] = []
+        self._is_open, self._is_first = False, True
 
     @contextmanager
     def taken(self) -> Iterator[Signals]:
-        """The signals are ours during the body."""
+        """The signals are ours during the body, and wait; one that is ignored, as under nohup, stays so."""
         before = {number: signal.getsignal(number) for number in CODES}
-        self.install()
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                with suppress(ValueError):  # not in the main thread: the signals are not ours
+                    signal.signal(number, self._arrived)
         try:
             yield self
         finally:
@@ -58,20 +74,40 @@ class Signals:
                 with suppress(ValueError, TypeError):  # TypeError: it was not set by Python
                     signal.signal(number, handler)
 
-    def ignore(self) -> None:
-        """Whatever comes from here on changes nothing."""
-        self._is_ignoring = True
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Open during the body. Who catches `Terminated` around it finds the signals closed, whatever ended it."""
+        with unwrapped():
+            try:
+                self.open()
+                yield
+            finally:
+                self.close()
+
+    def open(self) -> None:
+        """Signals raise from here on; raises one that has waited."""
+        self._is_open = True
+        self.raise_waiting()
+
+    def close(self) -> None:
+        """Signals wait from here on."""
+        self._is_open = False
 
     def raise_waiting(self) -> None:
-        """Raises what came while the weights moved; called between steps."""
-        if self._waiting is not None:
-            raise Terminated(self._waiting)
+        """Raises what has waited; called between steps."""
+        if self._unanswered:
+            self._raise(self._unanswered[-1])
+
+    def answered(self) -> None:
+        """The first signal that was raised is being acted upon."""
+        self._unanswered.pop(0)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._is_ignoring:
-            return
+        self._unanswered.append(number)  # until it is answered: a library may swallow the exception
         is_first, self._is_first = self._is_first, False
-        if is_first and self.spans.last in UNINTERRUPTED:
-            self._waiting = number
-            return
+        if self._is_open and not (is_first and self.spans.last in UNINTERRUPTED):
+            self._raise(number)
+
+    def _raise(self, number: int) -> None:
+        self._is_open = False
         raise Terminated(number)

@@ -19,6 +19,7 @@ from typing import Any
 
 from tandem.platform.files import FileError, open_regular, own_folder, refuse_links
 from tandem.platform.redact import redacted
+from tandem.workers.postmortem import last_lines
 
 QUEUE = 1000  # records a tracker may be behind
 CLOSE_S = 20.0  # seconds all trackers together get to finish in
@@ -97,7 +98,7 @@ class Sink:
     def _last_words(self) -> str:
         self._writer.join(1.0)
         try:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
+            lines = [line for line in last_lines(self._log) if line.strip()]
         except OSError:
             lines = []
         return lines[-1] if lines else "it said nothing"

@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tandem.platform.batch import Rollout, Score
 from tandem.platform.files import FileError, open_regular, own_folder, refuse_links, write_json, write_text
-from tandem.platform.metrics import Metrics
 from tandem.platform.readers import LARGEST_BITS, MAX_DEPTH, kind_of, read_object, read_objects
 from tandem.platform.redact import redacted, redacted_values
+
+if TYPE_CHECKING:  # records can be closed without torch
+    from tandem.platform.batch import Rollout, Score
+    from tandem.platform.metrics import Metrics
 
 Record = dict[str, float | None]
 """A line of `metrics.jsonl`."""
@@ -181,7 +183,7 @@ class Recorder:
         on_record: Callable[[Record], None] = lambda record: None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.folder, self._started_at, self._resumed_after = folder, started_at, resumed_after
+        self.folder, self.started_at, self._resumed_after = folder, started_at, resumed_after
         self._on_record, self._note_once = on_record, _once(note)
         self.steps = resumed_after or 0  # that are on record
         self._last: Metrics = {}
@@ -201,10 +203,18 @@ class Recorder:
         descriptor = open_regular(before, os.O_WRONLY | os.O_APPEND | os.O_CREAT, below=folder)
         self._metrics = os.fdopen(descriptor, "a", buffering=1)
 
+    @classmethod
+    def of_ended(cls, folder: Path, started_at: float) -> Recorder:
+        """For a run whose process ended before it closed its records: with what they hold."""
+        steps = [int(record["step"] or 0) for record in read_metrics(folder)]
+        recorder = cls(folder, started_at, max(steps, default=0))
+        recorder._resumed_after = None
+        return recorder
+
     def step(self, step: int, metrics: Metrics, finished_at: float) -> None:
         """One training step, written at once; `finished_at` in seconds since the epoch, before any evaluation."""
         if self._startup_s is None:
-            self._startup_s = finished_at - self._started_at
+            self._startup_s = finished_at - self.started_at
         self.steps, self._last = step, metrics
         self._note(metrics)
         self._write(metrics)
@@ -256,7 +266,7 @@ class Recorder:
             "devices": self.devices,
             "resumed_after": self._resumed_after,
             "time/startup_s": self._startup_s,
-            "time/total_s": time.time() - self._started_at,
+            "time/total_s": time.time() - self.started_at,
             "eval_first": plain(self._evals[0]) if self._evals else None,
             "eval_last": plain(self._evals[-1]) if self._evals else None,
             "peak_memory_bytes": self._peak,

@@ -2,58 +2,119 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from tandem.platform.config import ClusterConfig, ConfigError
-
-CONNECT_TIMEOUT_S = 5.0
-HEAD_LOOKED_AT_S = 5.0  # seconds between looks at Ray's head
-HEAD_LOST_AFTER = 3  # looks in a row that found nothing
+from tandem.workers.private_cluster import private_settings, replaced, session_folder
+from tandem.workers.ray_watch import CONNECT_TIMEOUT_S, RayWatch, own_raylet
 
 
 @contextmanager
 def connected(
-    config: ClusterConfig, dashboard: bool = False, on_head_lost: Callable[[str], None] | None = None
+    config: ClusterConfig,
+    dashboard: bool = False,
+    on_lost: Callable[[str], None] | None = None,
+    folder: Path | None = None,
 ) -> Iterator[float]:
     """Connects to Ray for the body; yields the CPUs of the cluster.
 
     A joined cluster is never stopped. Names of actors live in a namespace of this run, so runs can share a cluster.
 
+    Args:
+        on_lost: is told, from a thread, why the cluster is of no more use; see `RayWatch`.
+        folder: of a private cluster's files; without one, it makes its own.
+
     Raises:
-        ConfigError: no Ray answers at cluster.address, or it wants a token.
+        ConfigError: no Ray answers at cluster.address, or it wants a token. WorkerFailed: a private one does not start.
     """
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     namespace = f"tandem-{uuid.uuid4().hex[:12]}"
     common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": "ERROR"}
-    if config.address is None:
-        cpus = config.num_cpus or usable_cpus()
-        # Ray's head would keep a record of every call, for a dashboard that a private cluster does not have.
-        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        # Without "local" Ray would join whatever cluster an address file or RAY_ADDRESS names.
-        ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, **common)
-    else:
-        check_answers(config.address)
-        # Workers of a joined cluster do not inherit this process's environment.
-        variables = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
+    with ExitStack() as stack:
+        with _own_signals():
+            if config.address is None:
+                options = stack.enter_context(private_settings(folder or stack.enter_context(session_folder())))
+                _start(config, include_dashboard=dashboard, **options, **common)
+            else:
+                _join(config.address, **common)
+        watch = None
+        if on_lost is not None:
+            watch = RayWatch(ray.get_runtime_context().gcs_address, own_raylet(), on_lost)
         try:
-            ray.init(address=config.address, runtime_env={"env_vars": variables}, **common)
-        except ConnectionError as error:
-            raise ConfigError(_refusal(config.address, error)) from error
-    watch = _watch_head(ray.get_runtime_context().gcs_address, on_head_lost) if on_head_lost else None
+            yield float(ray.cluster_resources().get("CPU", 0.0))
+        finally:
+            if watch is not None:
+                watch.let_raylet_end()
+            ray.shutdown()  # waits for a head that is gone, so that is watched until here
+            if watch is not None:
+                watch.end()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """For the body, in which Ray starts, it leaves the handlers of signals as they are, and afterwards when it ends.
+
+    One of SIGTERM's it would set in Python. Another it would set in C++, where it ends the process at once, and take away
+    when it shuts down, with whatever was set since; it does neither where it believes that it is there already.
+    """
+    import ray
+
+    with replaced(ray._private.utils, "set_sigterm_handler", lambda handler: None):
+        try:
+            library = ctypes.CDLL(str(ray._raylet.__file__))
+            is_set = ctypes.c_bool.in_dll(library, "_ZN3ray6RayLog36is_failure_signal_handler_installed_E")
+        except (OSError, ValueError):  # another version of Ray
+            yield
+            return
+        is_set.value = True
+        try:
+            yield
+        finally:
+            is_set.value = False
+
+
+def _start(config: ClusterConfig, **options: Any) -> None:
+    import ray
+
+    from tandem.workers.calls import WorkerFailed
+
+    # Ray's head would keep a record of every call, for a dashboard that a private cluster does not have.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # A closed terminal tells all processes that it started; Ray's go on, so that the run can save what it has done.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
-        yield float(ray.cluster_resources().get("CPU", 0.0))
+        # Without "local" Ray would join whatever cluster an address file or RAY_ADDRESS names.
+        ray.init(address="local", num_cpus=config.num_cpus or usable_cpus(), **options)
+    except Exception as error:  # Ray has no class for it
+        raise WorkerFailed(
+            f"a private Ray did not start: {error}. Ray's node process (raylet) or its head may have been killed, most "
+            "often by the kernel for lack of memory (look for 'Killed process' in dmesg). `python launch/doctor.py` tries it "
+            "alone"
+        ) from error
     finally:
-        ray.shutdown()  # waits for a head that is gone, so it is watched until here
-        if watch is not None:
-            watch.set()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _join(address: str, **options: Any) -> None:
+    import ray
+
+    check_answers(address)
+    # Workers of a joined cluster do not inherit this process's environment.
+    variables = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
+    try:
+        ray.init(address=address, runtime_env={"env_vars": variables}, **options)
+    except ConnectionError as error:
+        raise ConfigError(_refusal(address, error)) from error
 
 
 def _refusal(address: str, error: ConnectionError) -> str:
@@ -63,31 +124,6 @@ def _refusal(address: str, error: ConnectionError) -> str:
             "Set RAY_AUTH_MODE=token in the environment, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         )
     return f"cluster.address={address}: something answers there, but {error}. Is it Ray's head, of the same version?"
-
-
-def _watch_head(address: str, on_lost: Callable[[str], None]) -> threading.Event:
-    """Looks at Ray's head every few seconds; calls `on_lost(why)`, from a thread, once it has been gone for too long.
-
-    Ray itself would end this process after a minute, without a word to the run. Setting the event that is returned ends it.
-    """
-    host, _, port = address.rpartition(":")
-    stop = threading.Event()
-
-    def watch() -> None:
-        failures = 0
-        while not stop.wait(HEAD_LOOKED_AT_S):
-            try:
-                socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-                failures = 0
-            except OSError as error:
-                failures += 1
-                if failures == HEAD_LOST_AFTER:
-                    gone = f"nothing answers at {address} ({error})"
-                    on_lost(f"Ray's head is gone: {gone}. Its process or its node has ended; start the cluster again")
-                    return
-
-    threading.Thread(target=watch, name="head watch", daemon=True).start()
-    return stop
 
 
 def usable_cpus() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 LINES = 20
+TAIL_BYTES = 64 * 2**10
 ASK_TIMEOUT_S = 10.0
 DUMP_S = 1.0  # seconds a worker gets to write its stacks
 
@@ -58,5 +59,14 @@ def tail(folder: Path, pid: int) -> list[str]:
     lines: list[str] = []
     for kind in ("out", "err"):
         for path in folder.glob(f"worker-*-{pid}.{kind}"):
-            lines += path.read_text(errors="replace").splitlines()[-LINES:]
+            lines += last_lines(path)[-LINES:]
     return [line for line in lines if line.strip() and not line.startswith(":")][-2 * LINES :]
+
+
+def last_lines(path: Path) -> list[str]:
+    """The whole lines in the last 64 KiB of a file, of which no more is read: a log may have any size."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+        return lines[1:] if start else lines

@@ -18,6 +18,7 @@ from typing import Any
 from tandem.platform.rewards import Outcome, RewardError
 from tandem.platform.search_path import without_sources
 from tandem.workers.frames import ProtocolError, new_nonce, receive, send
+from tandem.workers.private_cluster import TOKEN
 
 END_S = 7.0  # for a process and all that it has started
 LARGEST_ANSWER = 2**24  # bytes
@@ -31,12 +32,13 @@ class RewardChild:
         self.is_async: list[bool] = []  # by function, once it is ready
         self._channel, theirs = socket.socketpair()
         path = os.pathsep.join(without_sources(sys.path, os.environ.get("PYTHONPATH", "")))
+        inherited = {name: value for name, value in os.environ.items() if name != TOKEN}  # Ray is none of its business
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tandem.workers.reward_process"],
                 stdin=theirs.fileno(),
                 stdout=2,  # the log
-                env={**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path},
+                env={**inherited, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path},
                 start_new_session=True,  # no Ctrl-C
             )
         self._start = {

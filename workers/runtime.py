@@ -111,15 +111,22 @@ def show_stacks_on_request() -> None:
 
 
 class Rendezvous:
-    """Where the ranks of a role meet: rank 0 listens on a free port of its own from here on."""
+    """Where the ranks of a role meet: rank 0 listens on a free port of its own from here on, and on its address alone."""
 
     def __init__(self, world_size: int, timeout_s: float) -> None:
         host = _own_address()
+        # Left to itself, the store would listen on every address of this machine, and it asks for no password.
+        server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.timeout = timedelta(seconds=timeout_s)
+        self.address = (host, int(server.getsockname()[1]))
         self.store = torch.distributed.TCPStore(
-            host, 0, world_size, is_master=True, wait_for_workers=False, timeout=self.timeout
+            *self.address,
+            world_size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self.timeout,
+            master_listen_fd=server.detach(),
         )
-        self.address = (host, self.store.port)
 
 
 def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int], store: Any, timeout_s: float) -> None:
@@ -160,7 +167,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 @contextmanager
 def own_interface() -> Iterator[None]:
-    """For the body, gloo meets on the network that Ray uses: else it may take the loopback, which other nodes cannot reach.
+    """For the body, gloo meets on the network that Ray uses, the loopback for a private cluster; its own choice may be
+    another, which other nodes cannot reach, or which they should not.
 
     Children must not inherit it: on their node the network may have another name.
     """

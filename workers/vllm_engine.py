@@ -19,7 +19,7 @@ from tandem.workers.checkpoint_names import CheckpointNames
 from tandem.workers.description import end_token_ids
 from tandem.workers.models import policy_bytes, skeleton
 from tandem.workers.running_batch import RunningBatch
-from tandem.workers.runtime import own_device_indices
+from tandem.workers.runtime import own_device_indices, own_interface
 from tandem.workers.sampled import Sampled
 from tandem.workers.tokenizer import load_tokenizer
 
@@ -167,7 +167,8 @@ def _start(path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.
             settings.parallel_config.assigned_physical_gpu_ids = _physical(
                 own_device_indices() if rollout.tensor_parallel > 1 else [device.index or 0]
             )
-        return LLMEngine.from_vllm_config(settings, disable_log_stats=True)
+        with own_interface():
+            return LLMEngine.from_vllm_config(settings, disable_log_stats=True)
     except ConfigError:
         raise
     except ValueError as error:

@@ -33,6 +33,7 @@ Table = list[tuple[str, str, str, float]]
 class Outcome:
     """How a run ended."""
 
+    pid: int
     code: int
     status: str
     error: str
@@ -73,8 +74,9 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
     assert len(hurt) == len(attacks), f"an attack did not happen:\n{output}\n{errors}"
     summary = json.loads((folder / "r" / "summary.json").read_text())
     lines = (folder / "r" / "metrics.jsonl").read_text().splitlines()
-    _, alive = psutil.wait_procs(list(family.values()), timeout=5)
+    _, alive = psutil.wait_procs(list(family.values()), timeout=10)
     return Outcome(
+        process.pid,
         process.returncode,
         summary["status"],
         summary["error"] or "",
@@ -172,10 +174,12 @@ def test_a_worker_without_memory_is_named(tiny_path: str, tmp_path: Path, table:
     check_ended(outcome, "actor rank 0", done=0)
 
 
-def test_rays_head_gone(tiny_path: str, tmp_path: Path, table: Table) -> None:
-    outcome = attack(tiny_path, tmp_path, [("head", "update", 2, "kill")], "algo=grpo")
-    table.append(("Ray's head", "update", outcome.status, outcome.seconds))
+@pytest.mark.parametrize(("server", "said"), [("head", "Ray's head is gone"), ("raylet", "Ray's node process (raylet)")])
+def test_ray_itself_gone(tiny_path: str, tmp_path: Path, table: Table, server: str, said: str) -> None:
+    outcome = attack(tiny_path, tmp_path, [(server, "update", 2, "kill")], "algo=grpo")
+    table.append((f"Ray's {server}", "update", outcome.status, outcome.seconds))
     assert (outcome.code, outcome.status) == (1, ENDS)
     assert outcome.seconds < BOUND_S
-    assert "Ray's head" in outcome.error
+    assert outcome.error.startswith(said)
     assert outcome.orphans == []
+    assert list(Path("/tmp").glob(f"tandem-*/r/session_*_{outcome.pid}")) == []

@@ -1,6 +1,6 @@
 """A small run in which workers are hurt in chosen phases of chosen steps: `python victim.py JSON`.
 
-The JSON has `overrides`, and `attacks`: each with role ("critic-0", or "head" for Ray's), phase, step and how (kill, hang,
+The JSON has `overrides`, and `attacks`: each with role ("critic-0", or one of SERVERS), phase, step and how (kill, hang,
 memory). Prints `hurt` and the seconds since the epoch at each; the run ends as any run of `launch/main.py` does.
 """
 
@@ -39,6 +39,10 @@ def family() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+SERVERS = {"head": "gcs_server", "raylet": "raylet"}
+"""Ray's own processes, by what they are here called."""
+
+
 class Attacker(SilentDisplay):
     """Sees the phases of the run from the outside, as a display does, and acts in some."""
 
@@ -58,8 +62,8 @@ class Attacker(SilentDisplay):
         """Acts."""
         import ray
 
-        if role == "head":
-            for server in [child for child in family() if child.name() == "gcs_server"]:
+        if role in SERVERS:
+            for server in [child for child in family() if child.name() == SERVERS[role]]:
                 server.kill()
             return
         if role == "rollout-new":  # one that has replaced another has no name

@@ -47,6 +47,17 @@ def test_a_long_chunk_goes_on_after_a_hang(functions: str) -> None:
     pool.close()
 
 
+def test_reward_functions_cannot_join_the_runs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "planted")
+    (tmp_path / "own.py").write_text(
+        "import os\ndef mine(sample):\n"
+        "    return float('planted' in str(dict(os.environ)) + open('/proc/self/environ').read())\n"
+    )
+    pool = RewardPool([f"{tmp_path / 'own.py'}:mine"])
+    assert pool.run(samples("7"))[0][0].value == 0.0
+    pool.close()
+
+
 def test_what_a_crashed_function_started_is_ended(functions: str, tmp_path: Path) -> None:
     pool = RewardPool([functions])
     note = tmp_path / "pid"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from privacy import is_loopback, listening, outsider, session, who_tells
 from torch import Tensor
 
 from tandem.launch.compose import compose
@@ -18,6 +21,7 @@ from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, TrainBat
 from tandem.platform.config import Config, ModelConfig
 from tandem.platform.protocols import Roles, Sampling
 from tandem.workers.models import load_policy
+from tandem.workers.private_cluster import TOKEN
 from tandem.workers.rollout import RolloutSpec, RolloutWorker
 from tandem.workers.runtime import Rank
 from tandem.workers.tokenizer import load_tokenizer
@@ -42,11 +46,23 @@ def make(path: str, *overrides: str) -> Config:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[float]:
+    """And removes its files when it ends."""
     from tandem.platform.config import ClusterConfig
     from tandem.workers.cluster import connected
 
     with connected(ClusterConfig(num_cpus=2)) as cpus:
+        folder = session()
         yield cpus
+    assert not folder.exists()
+    assert TOKEN not in os.environ
+
+
+@pytest.fixture(scope="module")
+def stranger(cluster: float) -> Iterator[subprocess.Popen[str]]:
+    """Tries to join from the beginning of the tests on: Ray gives up after 20 seconds."""
+    process = outsider()
+    yield process
+    process.kill()
 
 
 def publish(roles: Roles, version: int) -> None:
@@ -80,9 +96,15 @@ def wide_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     [("hf", "shared", 3), ("vllm", "broadcast", 3)],
 )
 def test_replicas_equal_a_fresh_engine(
-    wide_path: str, tmp_path: Path, cluster: float, engine: str, transport: str, stage: int
+    wide_path: str,
+    tmp_path: Path,
+    cluster: float,
+    stranger: subprocess.Popen[str],
+    engine: str,
+    transport: str,
+    stage: int,
 ) -> None:
-    """Also where long prompts are in the prefix cache from before."""
+    """Also where long prompts are in the prefix cache from before. All that listens meanwhile does so on the loopback."""
     wanted = [f"rollout={engine}", f"trainer.weight_transport={transport}", f"trainer.zero_stage={stage}"]
     config = make(wide_path, *wanted)
     ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), wide_path, cluster)
@@ -92,6 +114,7 @@ def test_replicas_equal_a_fresh_engine(
         before = roles.rollouts.collect(roles.rollouts.submit(PROMPTS, SAMPLING))
         train(roles, before)
         publish(roles, 1)
+        sockets = listening()
         after = roles.rollouts.collect(roles.rollouts.submit(PROMPTS, SAMPLING))
         save(wide_path, whole_weights(roles), tmp_path)
         spec = replace(ray_roles.specs["rollout"], path=str(tmp_path))
@@ -103,6 +126,18 @@ def test_replicas_equal_a_fresh_engine(
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     assert {one.policy_version for one in after} == {1}
     assert [one.logprobs for one in after] != [one.logprobs for one in before]
+    assert sum("Actor" in process for process, _ in sockets) > 4  # Ray's, the store's, gloo's
+    assert [one for one in sockets if not is_loopback(one[1])] == []
+
+
+def test_no_one_else_joins_a_private_cluster_or_reads_its_files(cluster: float, stranger: subprocess.Popen[str]) -> None:
+    folder, token = session(), os.environ[TOKEN]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.rglob("*.log")) != []
+    assert who_tells(token, folder) == []
+    said, _ = stranger.communicate(timeout=60)
+    assert "InvalidAuthToken" in said
+    assert "joined" not in said
 
 
 def fresh(spec: RolloutSpec) -> list[Rollout]:

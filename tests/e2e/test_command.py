@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -184,27 +186,63 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert not alive, [process.cmdline() for process in alive]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGTERM, 143)])
 def test_interruption_is_clean(start: Starter, tmp_path: Path, number: int, code: int) -> None:
+    """A closed terminal tells the processes of Ray too; they stay until the last step is saved."""
     process = start(tmp_path / "run", "algo=grpo")
     children = family(process)
     assert len(children) > 4
-    process.send_signal(number)
+    tell = os.killpg if number == signal.SIGHUP else os.kill
+    tell(process.pid, number)
     process.communicate(timeout=60)
     assert process.returncode == code
     metrics, summary = records(tmp_path / "run")
     assert summary["status"] == "interrupted"
     assert summary["steps"] == metrics[-1]["step"]
+    assert (tmp_path / "run" / "checkpoints" / f"step-{summary['steps']:06d}").is_dir()
     assert_gone(children)
 
 
-def test_an_orphaned_cluster_does_not_outlive_a_killed_driver(start: Starter, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seen", "number", "code"), [("gcs_server", signal.SIGINT, 130), ("Worker", signal.SIGTERM, 143)])
+def test_signals_while_ray_starts_or_workers_load(
+    repo: Path, cache: str, tmp_path: Path, seen: str, number: int, code: int
+) -> None:
+    """The first waits until there is a whole Ray to end, and the second for that end."""
+    process = subprocess.Popen(
+        command(repo, f"run.dir={tmp_path}", "run.name=run"),
+        cwd=repo,
+        env=environment(cache),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    children: dict[int, psutil.Process] = {}
+    signals = [number, number]
+    due = math.inf
+    while process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children |= {child.pid: child for child in family(process)}
+            if any(seen in child.name() for child in children.values()):
+                due = min(due, time.monotonic())
+        if signals and time.monotonic() >= due:
+            process.send_signal(signals.pop())
+            due += 0.2
+        time.sleep(0.05)
+    assert signals == []
+    assert process.returncode == code
+    assert records(tmp_path / "run")[1]["status"] == "interrupted"
+    assert_gone(list(children.values()))
+    assert list(Path("/tmp").glob(f"tandem-*/r/session_*_{process.pid}")) == []
+
+
+def test_a_killed_driver_leaves_records_and_nothing_else(start: Starter, tmp_path: Path) -> None:
     process = start(tmp_path / "run", "algo=grpo")
-    # Ray's two agents look for their raylet once a minute only; they end by themselves.
-    children = [child for child in family(process) if not child.name().endswith("Agent")]
+    children = family(process)
     process.kill()
     process.communicate(timeout=30)
+    metrics, summary = records(tmp_path / "run")
+    assert (summary["status"], summary["steps"]) == ("failed", metrics[-1]["step"])
+    assert "the run's process was killed" in summary["error"]
     assert_gone(children)
+    assert list(Path("/tmp").glob(f"tandem-*/r/session_*_{process.pid}")) == []
 
 
 def test_own_data_and_reward_function(repo: Path, cache: str, tmp_path: Path) -> None:

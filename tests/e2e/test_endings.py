@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import pytest
 import torch
 from test_resume import records, saved, state, train
 
+from tandem.launch import folder, prepare
+from tandem.launch import run as launch_run
 from tandem.launch.checkpoints import Checkpoints
+from tandem.launch.signals import CODES, Terminated
 from tandem.platform.batch import RolloutBatch
 from tandem.platform.config import ConfigError
 from tandem.platform.evaluate import Evaluation
@@ -32,19 +37,19 @@ PLAIN = ("tracking.console=plain",)
 DENSE = "reward.functions={matching_characters: 1.0}"
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "r" / "summary.json").read_text()))
+def summary(place: Path) -> dict[str, Any]:
+    return dict(json.loads((place / "r" / "summary.json").read_text()))
 
 
-def on_call(patch: pytest.MonkeyPatch, owner: type, name: str, number: int, act: Callable[[], None]) -> None:
-    """Does something within the `number`-th call of a method."""
+def on_call(patch: pytest.MonkeyPatch, owner: Any, name: str, number: int, act: Callable[[], Any]) -> None:
+    """Does something within the `number`-th call of a method or function."""
     original, calls = getattr(owner, name), []
 
-    def wrapped(self: Any, *given: Any, **more: Any) -> Any:
+    def wrapped(*given: Any, **more: Any) -> Any:
         calls.append(1)
         if len(calls) == number:
             act()
-        return original(self, *given, **more)
+        return original(*given, **more)
 
     patch.setattr(owner, name, wrapped)
 
@@ -96,6 +101,90 @@ def test_ctrl_c_and_a_closed_terminal_end_a_run_alike(
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: os.kill(os.getpid(), number))
     assert train(tiny_path, tmp_path, *PPO) == code
     assert saved(tmp_path) == [2]
+
+
+MOMENTS: dict[str, tuple[Any, str, str | None, int | None]] = {
+    "looking for checkpoints": (Checkpoints, "find", None, None),
+    "claiming the folder": (launch_run, "check_folder", None, None),
+    "writing the settings": (folder, "versions", "interrupted", None),
+    "opening the records": (Recorder, "__init__", "interrupted", None),
+    "choosing the model": (prepare, "model_path", "interrupted", None),
+    "reading the data": (prepare, "training_prompts", "interrupted", None),
+    "loading a model": (ActorWorker, "start", "interrupted", None),
+    "the first evaluation": (Evaluation, "run", "interrupted", None),
+    "ending the roles": (RewardRank, "close", "finished", 0),
+    "closing the records": (Recorder, "close", "finished", 0),
+}
+"""What runs at a moment, and the status and exit code that come of it; None: no records, the signal's code."""
+
+
+@pytest.mark.parametrize(("number", "again", "moment"), zip(cycle(CODES), cycle([False, True]), MOMENTS))
+def test_a_signal_at_any_moment_leaves_a_summary_if_a_run_had_begun(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, again: bool, moment: str
+) -> None:
+    """And so do two of them at once."""
+    monkeypatch.setattr(signal, "SIG_IGN", object())  # a suite may run with some of them ignored
+    owner, name, status, code = MOMENTS[moment]
+    on_call(monkeypatch, owner, name, 1, lambda: [os.kill(os.getpid(), number) for _ in range(1 + again)])
+    handler = signal.getsignal(number)
+    assert train(tiny_path, tmp_path, *PPO, "run.steps=1") == (CODES[number] if code is None else code)
+    assert signal.getsignal(number) is handler
+    if status is None:
+        assert not (tmp_path / "r" / "summary.json").exists()
+        assert not (tmp_path / "r" / "config.yaml").exists()
+    else:
+        assert summary(tmp_path)["status"] == status
+        assert (tmp_path / "r" / "report.html").exists()
+    monkeypatch.undo()
+    assert train(tiny_path, tmp_path, *PPO, "run.steps=1") == 0
+
+
+def test_a_signal_while_the_embedded_model_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run builds it again."""
+    small = ["hidden_size=32", "intermediate_size=64", "layers=2", "heads=2"]
+    own = [*(f"model.tiny.{one}" for one in small), "model.warmstart.steps=4", "model.warmstart.batch_size=4"]
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        on_call(patch, launch_run, "_show_warm_start", 2, terminate)
+        assert train("null", tmp_path, *PPO, *own) == 143
+    assert summary(tmp_path)["status"] == "interrupted"
+    assert train("null", tmp_path, *PPO, *own, "run.steps=1") == 0
+
+
+@pytest.mark.parametrize("apart_s", [0.01, 0.2])
+def test_two_signals_soon_after_each_other(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart_s: float
+) -> None:
+    """Whatever the second one meets, what is left can be gone on from."""
+    second = threading.Timer(apart_s, terminate)
+    on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), second.start()))
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)  # the second may come when the run has ended
+    try:
+        assert train(tiny_path, tmp_path, *PPO, "checkpoint.every=1") == 143
+        second.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert summary(tmp_path)["status"] == "interrupted"
+    assert saved(tmp_path) in ([1], [1, 2])
+    assert train(tiny_path, tmp_path, *PPO, "checkpoint.every=1") == 0
+    assert summary(tmp_path)["steps"] == 4
+
+
+def test_a_signal_that_compiled_code_reports_as_an_error_of_its_own_is_one(
+    tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray's does while it waits."""
+
+    def interrupted() -> None:
+        try:
+            terminate()
+        except Terminated as ended:
+            raise SystemError("wait returned a result with an exception set") from ended
+
+    on_call(monkeypatch, RolloutWorker, "generate", 2, interrupted)
+    assert train(tiny_path, tmp_path, *PPO, "eval.before_training=false", "eval.every=0") == 143
+    assert summary(tmp_path)["status"] == "interrupted"
+    assert saved(tmp_path) == [1]
 
 
 def test_a_second_signal_does_not_wait(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,112 @@
+"""Tells the end of a run whose process could not: `python -m tandem.launch.witness FOLDER STARTED_AT SESSION`.
+
+Ray ends the driver without a word when this node's raylet is gone, and the kernel does when memory is. So each run on Ray
+has a witness, a small process that no signal for the run reaches. It reads a line once Ray has started, and another when
+the run is over. If that one does not come, it ends what is left of a private Ray, removes its files, and writes what the
+run should have: `summary.json` and `report.html`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tandem.platform.config import ConfigError
+from tandem.platform.records import Recorder
+from tandem.platform.terminal import say
+from tandem.workers.private_cluster import end_processes, remove
+from tandem.workers.ray_watch import RAYLET_LOST, connection_to, own_raylet
+
+OVER = b"over\n"
+KILLED = (
+    "the run's process was killed, or Ray ended it because Ray's node process (raylet) on this machine was gone. The "
+    "likely cause is that the kernel had no memory left (look for 'Killed process' in dmesg). Start it again to go on"
+)
+
+
+class Witness:
+    """Our end of the witness.
+
+    Args:
+        session: the folder of a private Ray's files.
+    """
+
+    def __init__(self, folder: Path, started_at: float, session: Path) -> None:
+        command = [sys.executable, "-P", "-m", "tandem.launch.witness", str(folder), str(started_at), str(session)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def ray_has_started(self) -> None:
+        """From here on the raylet is watched too."""
+        self._say(os.fsencode(own_raylet()) + b"\n")
+
+    def close(self) -> None:
+        """The run is over, or says itself how it ended."""
+        self._say(OVER)
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _say(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it was killed: the run goes on without it
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a command line; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    run = psutil.Process(os.getppid())
+    folder, started_at, session = Path(arguments[0]), float(arguments[1]), Path(arguments[2])
+    line = sys.stdin.buffer.readline()
+    why = KILLED if line in (b"", OVER) else _what_ended(run, os.fsdecode(line.rstrip(b"\n")))
+    if OVER in (line, sys.stdin.buffer.readline()):
+        return 0
+    end_processes(session)
+    remove(session)
+    tell(folder, started_at, why)
+    return 0
+
+
+def _what_ended(run: psutil.Process, raylet: str) -> str:
+    """Waits until the raylet or the run's process has ended; what that means for the run, if it was not over.
+
+    The raylet of a private Ray dies with the run's process, and may be the first whose end is seen.
+    """
+    poll = select.poll()
+    poll.register(sys.stdin.buffer, select.POLLIN)
+    with suppress(OSError), connection_to(raylet) as connection:  # OSError: it has ended
+        poll.register(connection, select.POLLIN)
+        if connection.fileno() not in {descriptor for descriptor, _ in poll.poll()}:
+            return KILLED
+    with suppress(psutil.NoSuchProcess):
+        if run.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return RAYLET_LOST
+    return KILLED
+
+
+def tell(folder: Path, started_at: float, why: str) -> None:
+    """Writes how a run has ended whose process is no more, unless it has, or another goes on in its folder already."""
+    from tandem.launch.claim import claimed
+
+    with suppress(ConfigError), claimed(folder):
+        if not (folder / "summary.json").exists():
+            Recorder.of_ended(folder, started_at).close("failed", why)
+            say(f"\nfailed: {why}\nfailed; records in {folder}", error=True)
+        if not (folder / "report.html").exists():
+            from tandem.launch import report
+
+            report.write(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""What others see of a private cluster: its sockets, its files, and a process that tries to join."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tandem.workers.private_cluster import TOKEN
+
+JOIN = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); print('joined')"
+
+
+def outsider() -> subprocess.Popen[str]:
+    """A process without the token that joins the cluster of this one, or tries to for 20 seconds."""
+    import ray
+
+    # With this Ray takes 127.0.0.1 as it is; else it would look for the cluster at another address of this machine.
+    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN} | own
+    command = [sys.executable, "-c", JOIN, ray.get_runtime_context().gcs_address]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def session() -> Path:
+    """The folder of the cluster's files."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    return Path(node.get_session_dir_path()).parents[1]
+
+
+def listening() -> list[tuple[str, str]]:
+    """(process, address) of every socket on which this process or one below it waits for others."""
+    sockets = []
+    for process in family():
+        with suppress(psutil.Error):  # it has just ended
+            for one in process.net_connections(kind="inet"):
+                if one.status == psutil.CONN_LISTEN or (one.status == psutil.CONN_NONE and not one.raddr):
+                    sockets.append((process.name(), one.laddr.ip))
+    return sockets
+
+
+def family() -> list[psutil.Process]:
+    """This process and those below it."""
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
+
+
+def who_tells(token: str, folder: Path) -> list[str]:
+    """Files of the folder and processes of the cluster in which the token can be read."""
+    found = [str(path) for path in folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    for process in family():
+        with suppress(psutil.Error):
+            if token in " ".join(process.cmdline()):
+                found.append(process.name())
+    return found
