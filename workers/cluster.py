@@ -98,8 +98,8 @@ def _start(config: ClusterConfig, **options: Any) -> None:
     except Exception as error:  # Ray has no class for it
         raise WorkerFailed(
             f"a private Ray did not start: {error}. Ray's node process (raylet) or its head may have been killed, most "
-            "often by the kernel for lack of memory (look for 'Killed process' in dmesg). `python launch/doctor.py` tries it "
-            "alone"
+            "often by the kernel for lack of memory (look for 'Killed process' in dmesg). `python launch/doctor.py` "
+            "tries it alone"
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.launch.folder import claimed
+from tandem.launch.claim import claimed
 from tandem.launch.witness import KILLED
 from tandem.workers.ray_watch import RAYLET_LOST
 
@@ -70,6 +71,7 @@ def end(place: Path, how: str) -> Left:
         connection, _ = server.accept()
         if how == "raylet":
             connection.close()
+            time.sleep(1.0)  # the driver outlives it
         if how == "claimed":
             stack.enter_context(claimed(folder))
         if how == "signals":

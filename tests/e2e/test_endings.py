@@ -105,7 +105,7 @@ def test_ctrl_c_and_a_closed_terminal_end_a_run_alike(
 
 MOMENTS: dict[str, tuple[Any, str, str | None, int | None]] = {
     "looking for checkpoints": (Checkpoints, "find", None, None),
-    "claiming the folder": (launch_run, "check_folder", None, None),
+    "claiming the folder": (launch_run, "claimed", None, None),
     "writing the settings": (folder, "versions", "interrupted", None),
     "opening the records": (Recorder, "__init__", "interrupted", None),
     "choosing the model": (prepare, "model_path", "interrupted", None),
