@@ -49,9 +49,10 @@ $(VENV)/.ready-test: $(VENV)/.ready-train
 	@touch $@
 
 # mypy cannot see an editable install; it reads the folders through these links.
-$(LINKS):
+$(LINKS): Makefile
 	mkdir -p $@
 	for folder in platform workers conf launch benchmarks; do ln -sfn ../../../$$folder $@/$$folder; done
+	@touch $@
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache *.egg-info
