@@ -82,9 +82,10 @@ def _make_absolute(config: Config) -> None:
         path = getattr(owner, name)
         if path is not None and _exists(_absolute(path)):
             setattr(owner, name, str(_absolute(path)))
-    if config.reward.function is not None:
-        path, colon, function = config.reward.function.rpartition(":")
-        config.reward.function = f"{_absolute(path)}{colon}{function}" if path else function
+    for section in (config.reward, config.eval):
+        if section.function is not None:
+            path, colon, function = section.function.rpartition(":")
+            section.function = f"{_absolute(path)}{colon}{function}" if path else function
 
 
 def _absolute(path: str) -> Path:

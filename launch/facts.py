@@ -12,6 +12,7 @@ from typing import Any
 from tandem.launch.versions import versions
 from tandem.platform.config import Config, settings
 from tandem.platform.redact import redacted_values
+from tandem.platform.rewards import part_name, verifier_of
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -21,11 +22,13 @@ def flat(config: Config) -> dict[str, Any]:
 
 def about(config: Config, started_at: float) -> dict[str, Any]:
     """What `run.json` holds."""
+    verifier = verifier_of(config.eval.function, config.reward.functions)
     return {
         "run": config.run.name,
         "algo": config.algo.name,
         "adv_estimator": config.adv_estimator,
         "tags": redacted_values(config.tracking.tags),
+        "verifier": part_name(verifier) if verifier else None,
         "user": _user(),
         "host": platform.node(),
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started_at)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -70,11 +70,19 @@ def make_folder(
         (folder / "summary.json").unlink(missing_ok=True)
         write_text(folder / "config.yaml", settings_yaml(config))
         write_json(folder / "versions.json", versions())
-        write_json(folder / "run.json", {**about(config, started_at), "id": checkpoints.run.id})
+        write_json(folder / "run.json", _facts(config, started_at, checkpoints.run.id, _object(folder / "run.json")))
     except OSError as error:
         raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
     checkpoints.check_writable()
     return folder
+
+
+def _facts(config: Config, started_at: float, run_id: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What `run.json` holds. `before`: what it held; a run that goes on began when it says, and was continued now."""
+    facts = {**about(config, started_at), "id": run_id}
+    if before.get("id") != run_id or not isinstance(before.get("started_at"), str):
+        return facts
+    return {**facts, "started_at": before["started_at"], "continued_at": facts["started_at"]}
 
 
 def _goes_on(checkpoints: Checkpoints, found: Checkpoint | None, folder: Path) -> bool:

@@ -15,6 +15,7 @@ from tandem.platform.config import Config, ConfigError
 from tandem.platform.data import DataError, DataOrder, Row, check_answers, read_rows
 from tandem.platform.evaluate import Evaluation
 from tandem.platform.prompts import EncodedRow, EncodedRows, encode_rows
+from tandem.platform.rewards import is_whole_reward, part_name, verifier_of
 from tandem.platform.source import PromptSource, as_prompt
 from tandem.platform.tasks import load_task
 from tandem.workers.description import check_description, embedding_rows, end_token_ids, output_rows
@@ -71,7 +72,18 @@ def _evaluation(
     prompts: list[Prompt] = [as_prompt(row, number) for number, row in enumerate(encoded.rows)]
     rollout, samples = config.rollout, config.eval.samples_per_prompt
     length = rollout.max_response_tokens
-    return Evaluation(name, prompts, length, samples, rollout.temperature, rollout.top_p, rollout.top_k)
+    verifier = verifier_of(config.eval.function, config.reward.functions)
+    return Evaluation(
+        name,
+        prompts,
+        length,
+        samples,
+        rollout.temperature,
+        rollout.top_p,
+        rollout.top_k,
+        part_name(verifier) if verifier else None,
+        with_reward=verifier is not None and not is_whole_reward(verifier, config.reward),
+    )
 
 
 def training_steps(config: Config, rows: int) -> int:

@@ -68,7 +68,7 @@ def render(folder: Path) -> Markup:
     """
     run, steps = read(folder), read_metrics(folder)
     trained = [step for step in steps if "reward/mean" in step]
-    figures = _figures(steps, trained)
+    figures = _figures(steps, trained, run.verifier)
     settings = table([], [[key, value] for key, value in run.settings.items()])
     return page(
         run.name,
@@ -114,7 +114,7 @@ def _facts(run: Run) -> list[Markup]:
     return [element("p", *spans, class_="facts"), *([element("p", error, class_="failed")] if error else [])]
 
 
-def _figures(steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]:
+def _figures(steps: Sequence[Record], trained: Sequence[Record], verifier: str | None) -> list[Markup]:
     """Every chart that the records have something for."""
 
     def of(*keys: str, among: Sequence[Record] = trained) -> dict[str, list[tuple[float, float]]]:
@@ -126,6 +126,7 @@ def _figures(steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]
         for key in dict.fromkeys(key for step in steps for key in step)
         if key.startswith("eval/") and key.endswith(("/greedy", "/mean"))
     ]
+    rewards = dict.fromkeys(key for step in steps for key in step if key.startswith("eval/") and key.endswith("/reward"))
     phases = {
         phase: [(step["step"] or 0, step.get(f"time/{phase}_s") or 0.0) for step in trained]
         for phase in PHASES
@@ -133,7 +134,8 @@ def _figures(steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]
     }
     return [
         lines("reward", of("reward/mean")),
-        lines("held-out accuracy", of(*measured, among=steps)),
+        lines(_measure(verifier), of(*measured, among=steps)),
+        *([lines("held-out reward", of(*rewards, among=steps))] if rewards else []),
         lines("KL", of("policy/kl", "kl/sampled", "policy/approx_kl"), "nats per token"),
         lines("entropy", of("policy/entropy"), "nats per token"),
         lines("response length", of("response/length_mean", "response/length_max"), "tokens", zero=True),
@@ -178,6 +180,13 @@ def _samples(folder: Path) -> list[Markup]:
     note = [element("p", f"The newest {SAMPLES} of {len(rows)}.")] if len(rows) > SAMPLES else []
     columns = ("step", "reward", "advantage", "log-prob gap", "tokens")
     return [*note, element("div", table(head, body, columns), class_="wide")]
+
+
+def _measure(verifier: str | None) -> str:
+    """What stands over the curves of held-out sets."""
+    if verifier is None:
+        return "held-out reward (no verifier)"
+    return f"held-out accuracy ({verifier})" if verifier else "held-out accuracy"
 
 
 def _number(value: float | None) -> str:

@@ -10,6 +10,7 @@ from tandem.platform.algorithms import Algorithm
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.plan import role_ranks
 from tandem.platform.protocols import Roles
+from tandem.platform.rewards import verifier_of
 from tandem.workers.actor import ActorSpec, ActorWorker
 from tandem.workers.calls import Watch
 from tandem.workers.cluster import usable_cpus
@@ -38,7 +39,12 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
     rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
     specs: dict[str, Any] = {
         "rollout": RolloutSpec(path, config.model, rollout, algorithm.estimator.rewards_steps),
-        "reward": RewardSpec(config.reward, path, config.model.trust_remote_code),
+        "reward": RewardSpec(
+            config.reward,
+            path,
+            config.model.trust_remote_code,
+            verifier_of(config.eval.function, config.reward.functions),
+        ),
         "actor": ActorSpec(
             path,
             config.model,

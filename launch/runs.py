@@ -37,6 +37,7 @@ class About:
     """What is read of a `run.json`."""
 
     algo: str = ""
+    verifier: str | None = ""  # of held-out accuracy; None: there is none, and the reward was measured
     user: str = ""
     started_at: str = ""
     tags: list[str] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Run:
     error: str | None
     step: int
     reward: float | None
+    verifier: str | None
     accuracy: float | None
     memory: float | None  # bytes, the peaks of all roles together
     who: str
@@ -102,7 +104,10 @@ def read(folder: Path) -> Run:
         error=summary.error,
         step=int(last.get("step") or 0),
         reward=last.get("reward/mean"),
-        accuracy=next((value for key, value in measured.items() if key.endswith("/greedy")), None),
+        verifier=about.verifier,
+        accuracy=next((value for key, value in measured.items() if key.endswith("/greedy")), None)
+        if about.verifier is not None
+        else None,
         # Roles of one process all have its peak.
         memory=(max if settings.get("cluster.name") == "inline" else sum)(peaks) if peaks else None,
         who=about.user,

@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -71,9 +71,11 @@ def main(arguments: list[str]) -> int:
     why = KILLED if line in (b"", OVER) else _what_ended(run, os.fsdecode(line.rstrip(b"\n")))
     if OVER in (line, sys.stdin.buffer.readline()):
         return 0
-    end_processes(session)
-    remove(session)
-    tell(folder, started_at, why)
+    with ExitStack() as stack:  # the last first, and each whatever becomes of the others
+        stack.callback(show, folder)
+        stack.callback(remove, session)
+        stack.callback(end_processes, session)
+        stack.callback(tell, folder, started_at, why)
     return 0
 
 
@@ -98,14 +100,22 @@ def tell(folder: Path, started_at: float, why: str) -> None:
     """Writes how a run has ended whose process is no more, unless it has, or another goes on in its folder already."""
     from tandem.launch.claim import claimed
 
-    with suppress(ConfigError), claimed(folder):
-        if not (folder / "summary.json").exists():
+    try:
+        with claimed(folder):
+            if (folder / "summary.json").exists():
+                return
             Recorder.of_ended(folder, started_at).close("failed", why)
-            say(f"\nfailed: {why}\nfailed; records in {folder}", error=True)
-        if not (folder / "report.html").exists():
-            from tandem.launch import report
+    except ConfigError:
+        return
+    say(f"\nfailed: {why}\nfailed; records in {folder}", error=True)
 
-            report.write(folder)
+
+def show(folder: Path) -> None:
+    """Makes the report of a run that has ended, if there is none; takes seconds."""
+    if (folder / "summary.json").exists() and not (folder / "report.html").exists():
+        from tandem.launch import report
+
+        report.write(folder)
 
 
 if __name__ == "__main__":

@@ -265,6 +265,9 @@ class EvalConfig:
     every: int = setting(0, "training steps between evaluations; 0: only before and after", at_least=0)
     before_training: bool = setting(True, "evaluate the first weights, as step 0")
     samples_per_prompt: int = setting(0, "sampled responses per prompt beside the greedy one", at_least=0)
+    function: str | None = setting(
+        None, "verifier of held-out accuracy: a built-in, or path.py:name; null: the first of reward.functions that is one"
+    )
 
 
 @dataclass

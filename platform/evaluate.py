@@ -13,9 +13,9 @@ from math import comb
 import torch
 
 from tandem.platform.batch import Prompt, Rollout, Score
-from tandem.platform.grading import last_box
 from tandem.platform.metrics import Metrics
 from tandem.platform.protocols import Roles, Sampling
+from tandem.platform.rewards import RewardError, answer_of
 from tandem.platform.seeds import mix
 
 EVAL_STREAM = 2  # part of the seed, so that evaluating never changes what training samples
@@ -35,22 +35,31 @@ class Evaluation:
     temperature: float
     top_p: float = 1.0
     top_k: int | None = None
+    verifier: str | None = None  # the part of a score that says whether a response is right; None: the reward is measured
+    with_reward: bool = False  # the training reward besides, where it is another number
 
     def run(self, roles: Roles, seed: int, step: int) -> Metrics:
         """`eval/<name>/greedy`, and with k sampled responses to a prompt besides:
 
-            mean          of their rewards
-            pass@n        expected best reward of n of them, for n = 2, 4, ... up to k; where rewards are 0 and 1, the
+            mean          of their values
+            pass@n        expected best value of n of them, for n = 2, 4, ... up to k; where values are 0 and 1, the
                           unbiased estimator of Chen et al., section 2.1, https://arxiv.org/abs/2107.03374
-            majority@k    reward of the answer that most of them give
+            majority@k    value of the answer that most of them give; an answer is what the verifier reads
 
-        Each with its interval; greedy and mean with `_length_mean`, `_truncated_frac` and `_unscorable`. Responses that
-        cannot be scored count as 0.
+        The value of a response is what the verifier says, else its reward. Each with its interval; greedy and mean with
+        `_length_mean`, `_truncated_frac` and `_unscorable`; `eval/<name>/reward` is the mean reward of the greedy
+        responses. Responses that cannot be scored count as 0.
+
+        Raises:
+            RewardError: a verifier gave a value outside [0, 1].
         """
         metrics: Metrics = {}
         for key, sampling in self._samplings(seed, step).items():
             rollouts = roles.rollouts.collect(roles.rollouts.submit(self.prompts, sampling))
-            metrics |= self._measure(key, rollouts, roles.rewards.score(rollouts), sampling.samples)
+            scores = roles.rewards.verify(rollouts)
+            metrics |= self._measure(key, rollouts, scores, sampling.samples)
+            if key == "greedy" and self.with_reward:
+                metrics[f"eval/{self.name}/reward"] = sum(score.reward or 0.0 for score in scores) / len(scores)
         return metrics
 
     def _samplings(self, seed: int, step: int) -> dict[str, Sampling]:
@@ -63,13 +72,14 @@ class Evaluation:
 
     def _measure(self, key: str, rollouts: Sequence[Rollout], scores: Sequence[Score], k: int) -> Metrics:
         """What `k` responses to each prompt, side by side, say."""
-        rewards = [score.reward or 0.0 for score in scores]
-        by_prompt = [rewards[start : start + k] for start in range(0, len(rewards), k)]
+        found = [self._value(score) for score in scores]
+        known = [value or 0.0 for value in found]
+        by_prompt = [known[start : start + k] for start in range(0, len(known), k)]
         values = {key: [sum(of_one) / k for of_one in by_prompt]}
         if k > 1:
             for n in sorted({*(2**power for power in range(1, k.bit_length()) if 2**power <= k), k}):
                 values[f"pass@{n}"] = [best_of(of_one, n) for of_one in by_prompt]
-            answers = [answer_of(rollout.response_text) for rollout in rollouts]
+            answers = [answer_of(self.verifier, rollout.response_text) for rollout in rollouts]
             values[f"majority@{k}"] = [
                 majority(answers[number * k : (number + 1) * k], of_one) for number, of_one in enumerate(by_prompt)
             ]
@@ -80,9 +90,20 @@ class Evaluation:
         metrics |= {
             f"{key}_length_mean": sum(len(rollout.response_ids) for rollout in rollouts) / len(rollouts),
             f"{key}_truncated_frac": sum(rollout.stop.is_truncated for rollout in rollouts) / len(rollouts),
-            f"{key}_unscorable": float(sum(score.reward is None for score in scores)),
+            f"{key}_unscorable": float(sum(value is None for value in found)),
         }
         return {f"eval/{self.name}/{name}": value for name, value in metrics.items()}
+
+    def _value(self, score: Score) -> float | None:
+        if self.verifier is None:
+            return score.reward
+        value = score.parts.get(self.verifier)
+        if value is not None and not 0 <= value <= 1:
+            raise RewardError(
+                f"the verifier {self.verifier!r} gave {value:g}; held-out accuracy needs numbers from 0 (wrong) to 1 "
+                "(right). Set eval.function to a function that gives these"
+            )
+        return value
 
 
 def best_of(rewards: Sequence[float], n: int) -> float:
@@ -99,11 +120,6 @@ def majority(answers: Sequence[str], rewards: Sequence[float]) -> float:
     """The reward of the most frequent answer; of several, of the one given first."""
     winner, _ = Counter(answers).most_common(1)[0]
     return rewards[answers.index(winner)]
-
-
-def answer_of(response: str) -> str:
-    """What a response answers: what stands in its last box, or all of it."""
-    return (last_box(response) or response).strip()
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

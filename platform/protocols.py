@@ -132,8 +132,8 @@ class Rewards(Role, Protocol):
         """One score per rollout of the ticket, in order."""
         ...
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One score per rollout, in order."""
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score per rollout, in order, with what `eval.function` says among its parts."""
         ...
 
 

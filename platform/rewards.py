@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from tandem.platform import grading
+from tandem.platform.config import RewardConfig
 from tandem.platform.search_path import put_first
 
 
@@ -153,6 +154,45 @@ REWARDS: dict[str, RewardFunction] = {
     "matching_characters": matching_characters,
 }
 """The built-in functions, by the name used in `reward.functions`. To add one, write it above and list it here."""
+
+
+def _number_of(response: str) -> str:
+    quantity = grading.last_quantity(response)
+    return response.strip() if quantity is None else f"{quantity.value}{'%' if quantity.percent else ''}"
+
+
+VERIFIERS: dict[str, Callable[[str], str]] = {
+    "boxed": lambda response: (grading.last_box(response) or response).strip(),
+    "exact_match": str.strip,
+    "last_number": _number_of,
+}
+"""The built-in functions that say whether a response is right, each with what it reads of a response: the answer."""
+
+
+def verifier_of(function: str | None, functions: Mapping[str, float]) -> str | None:
+    """The function by which held-out accuracy is measured, as it is named in settings; None if there is none.
+
+    Args:
+        function: `eval.function`. functions: `reward.functions`.
+    """
+    return function if function is not None else next((name for name in functions if name in VERIFIERS), None)
+
+
+def is_whole_reward(verifier: str, reward: RewardConfig) -> bool:
+    """Whether the training reward is what the verifier says, and nothing else."""
+    others = [name for name, weight in reward.functions.items() if weight and name != verifier]
+    alone = not others and reward.function is None and reward.model is None
+    return alone and reward.functions.get(verifier) == 1
+
+
+def part_name(spec: str) -> str:
+    """What the score of a function is called: its name, without the path of its file."""
+    return spec.rpartition(":")[2]
+
+
+def answer_of(verifier: str | None, response: str) -> str:
+    """What a response answers, as its verifier reads it; else what stands in its last box, or all of it."""
+    return VERIFIERS.get(verifier or "boxed", VERIFIERS["boxed"])(response)
 
 
 def resolve(spec: str) -> tuple[str, RewardFunction]:

@@ -199,6 +199,10 @@ def _rewards(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
         if name not in REWARDS:
             known = f"there are {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}"
             yield f"reward.functions.{name}: no such reward function; {known}"
+    verifier = config.eval.function
+    if verifier is not None and ":" not in verifier and verifier not in REWARDS:
+        known = f"there are {', '.join(REWARDS)}, or path.py:name{did_you_mean(verifier, REWARDS)}"
+        yield f"eval.function={verifier}: no such function; {known}"
     own = reward.function.rpartition(":")[2] if reward.function is not None else ""
     if own in TOTALS or own.startswith("unscorable"):
         yield f"reward.function={reward.function}: the metric reward/{own} means something else; rename the function"

@@ -152,26 +152,28 @@ class RewardGroup(_Group):
 
     def submit(self, rollouts: Sequence[Rollout]) -> Any:
         """Starts scoring; returns a ticket for `collect`."""
-        rollouts = list(rollouts)
-        return rollouts, self.ranks.handles[0].score.remote(rollouts)
+        return self._submit("score", rollouts)
+
+    def _submit(self, method: str, rollouts: Sequence[Rollout]) -> tuple[str, list[Rollout], Any]:
+        return method, list(rollouts), getattr(self.ranks.handles[0], method).remote(list(rollouts))
 
     def collect(self, ticket: Any) -> list[Score]:
         """One score per rollout of the ticket, in order. Scoring has no state: what a dead worker had is scored again."""
-        rollouts, ref = ticket
+        method, rollouts, ref = ticket
         while True:
             owner = self.ranks.handles[0]
             try:
-                return list(self.ranks.wait_for("score", 0, ref))
+                return list(self.ranks.wait_for(method, 0, ref))
             except WorkerDied as death:
                 if death.role != self.ranks.role:
                     raise
                 if owner is self.ranks.handles[0] and not self._is_alive(owner):
                     self._replace(death)
-                ref = self.ranks.handles[0].score.remote(rollouts)
+                _, _, ref = self._submit(method, rollouts)
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One score per rollout, in order."""
-        return self.collect(self.submit(rollouts))
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score per rollout, in order, with what the verifier says among its parts."""
+        return self.collect(self._submit("verify", rollouts))
 
     def memory(self) -> dict[str, int]:
         """Bytes by kind."""

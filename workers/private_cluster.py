@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -55,18 +56,20 @@ def session_folder() -> Iterator[Path]:
 def end_processes(folder: Path) -> None:
     """Kills the processes that write into the folder, as all of Ray's do, and those that they are just starting."""
     deadline = time.monotonic() + REMOVED_WITHIN_S
-    while (found := [process for process in psutil.process_iter() if _writes_into(folder, process)]) and (
-        time.monotonic() < deadline
-    ):
-        for process in found:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(found, timeout=0.2)
+    while (found := [pid for pid in psutil.pids() if _writes_into(folder, pid)]) and time.monotonic() < deadline:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
-def _writes_into(folder: Path, process: psutil.Process) -> bool:
-    with suppress(psutil.Error):  # it has ended, or is another user's
-        return any(Path(file.path).is_relative_to(folder) for file in process.open_files())
+def _writes_into(folder: Path, pid: int) -> bool:
+    """Whether a process has a file of the folder open; not psutil's `open_files`, which fails where one is just ending."""
+    with suppress(OSError):  # it has ended, or is another user's
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(f"{folder}/"):
+                    return True
     return False
 
 

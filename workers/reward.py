@@ -6,14 +6,14 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.config import ConfigError, RewardConfig
-from tandem.platform.rewards import Outcome, RewardError, Sample, shorten
+from tandem.platform.rewards import Outcome, RewardError, Sample, part_name, shorten
 from tandem.workers.reward_pool import RewardPool
 from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device, show_stacks_on_request, use_threads
 
@@ -31,6 +31,7 @@ class RewardSpec:
     config: RewardConfig
     policy_path: str | None = None  # folder or hub name; a reward model with its tokenizer reads samples as token ids
     trust_remote_code: bool = False  # of the policy's tokenizer
+    verifier: str | None = None  # of held-out accuracy, as `eval.function` names it
 
 
 class RewardWorker:
@@ -50,18 +51,19 @@ class RewardWorker:
         self._model: RewardModel | None = None
         self._reads_ids = False
         self._pool: RewardPool | None = None
-        if specs:
-            self._pool = RewardPool(
-                specs,
-                processes=config.processes,
-                timeout_s=config.timeout_s,
-                memory_limit_mb=config.memory_limit_mb,
-                retries=config.retries,
-                concurrency=config.concurrency,
-            )
-        if config.model is None:
-            return
+        self._verifier, self._verifiers = spec.verifier, None
+        if spec.verifier is not None and spec.verifier not in specs:
+            if part_name(spec.verifier) in self._weights:
+                raise ConfigError(
+                    f"eval.function={spec.verifier}: a part of the reward has the same name, {part_name(spec.verifier)}. "
+                    "Rename one of the two functions"
+                )
+            self._verifiers = _pool([spec.verifier], config)
         try:
+            if specs:
+                self._pool = _pool(specs, config)
+            if config.model is None:
+                return
             self._model = _load_model(config.model, device, threads)
             self._reads_ids = _shares_tokens(self._model, spec)
         except BaseException:
@@ -86,6 +88,18 @@ class RewardWorker:
             seen[group] += 1
         return scores
 
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """The same, with what the verifier says among the parts; the reward is that of training."""
+        asked = self._verifiers.submit([_sample(rollout) for rollout in rollouts]) if self._verifiers else None
+        scores = self.score(rollouts)
+        if asked is None or self._verifier is None:
+            return scores
+        name, verified = part_name(self._verifier), []
+        for score, [outcome], rollout in zip(scores, asked.wait(), rollouts, strict=True):
+            self._check(name, outcome, f"a response to the held-out prompt {shorten(rollout.prompt.text)!r}")
+            verified.append(replace(score, parts={**score.parts, name: outcome.value}))
+        return verified
+
     def memory(self) -> dict[str, int]:
         """Bytes: the weights of the reward model, if there is one, and the peak of this process."""
         memory = {"peak": peak_memory_bytes(self._device)}
@@ -93,8 +107,9 @@ class RewardWorker:
 
     def close(self) -> None:
         """Ends the functions' processes. May be called twice."""
-        if self._pool is not None:
-            self._pool.close()
+        for pool in (self._pool, self._verifiers):
+            if pool is not None:
+                pool.close()
 
     def _model_outcomes(self, rollouts: Sequence[Rollout]) -> list[list[Outcome]]:
         if self._model is None:
@@ -137,6 +152,17 @@ class RewardWorker:
         if outcome.problem == "error" and not self._config.allow_errors:
             hint = "fix it, or set reward.allow_errors=true to count such samples as unscorable"
             raise RewardError(f"reward function {name!r} raised on {where}: {outcome.detail}; {hint}")
+
+
+def _pool(functions: Sequence[str], config: RewardConfig) -> RewardPool:
+    return RewardPool(
+        functions,
+        processes=config.processes,
+        timeout_s=config.timeout_s,
+        memory_limit_mb=config.memory_limit_mb,
+        retries=config.retries,
+        concurrency=config.concurrency,
+    )
 
 
 def _weights(config: RewardConfig) -> dict[str, float]:
@@ -220,6 +246,11 @@ class RewardRank:
         """One score per rollout, in order."""
         use_threads(self._rank)
         return self._started.score(rollouts)
+
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score per rollout, in order, with what the verifier says among its parts."""
+        use_threads(self._rank)
+        return self._started.verify(rollouts)
 
     def memory(self) -> dict[str, int]:
         """Bytes by kind."""

@@ -9,17 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from reward_cases import assert_gone, rollout, samples
 
 from tandem.platform.batch import Rollout, Score
-from tandem.platform.config import RewardConfig
-from tandem.platform.rewards import RewardError
-from tandem.workers.reward import RewardWorker
+from tandem.platform.config import ConfigError, RewardConfig
+from tandem.platform.rewards import RewardError, is_whole_reward, verifier_of
+from tandem.workers.reward import RewardSpec, RewardWorker
 
 CORRECT = [Score(reward=1.0, parts={"boxed": 1.0})]
 BOXED = {"functions": {"boxed": 1.0}}
@@ -221,3 +222,67 @@ def test_what_a_reward_actor_is_sent_imports_no_transformers() -> None:
     from tandem.launch import roles
 
     assert roles.process_id.__module__ == "tandem.workers.runtime"
+
+
+# The verifier of held-out accuracy
+
+
+WORDY = "def wordy(sample):\n    return len(sample.response) / 10\n"
+VERIFIER = "def strict(sample):\n    return float(sample.response == 'right')\n"
+
+
+@pytest.fixture
+def shaped(tmp_path: Path) -> Iterator[Callable[[str], RewardWorker]]:
+    """A worker whose training reward is the length of a response, with a verifier."""
+    (tmp_path / "own.py").write_text(WORDY + VERIFIER)
+    workers: list[RewardWorker] = []
+
+    def build(verifier: str) -> RewardWorker:
+        config = RewardConfig(function=f"{tmp_path}/own.py:wordy", functions={})
+        workers.append(RewardWorker(RewardSpec(config, verifier=verifier.replace("own.py", f"{tmp_path}/own.py"))))
+        return workers[-1]
+
+    yield build
+    for worker in workers:
+        worker.close()
+
+
+def test_a_verifier_is_no_part_of_the_reward(shaped: Callable[[str], RewardWorker]) -> None:
+    worker = shaped("own.py:strict")
+    rollouts = [rollout("right"), rollout("wrong!")]
+    assert worker.verify(rollouts) == [
+        Score(reward=0.5, parts={"wordy": 0.5, "strict": 1.0}),
+        Score(reward=0.6, parts={"wordy": 0.6, "strict": 0.0}),
+    ]
+    assert worker.score(rollouts) == [Score(reward=0.5, parts={"wordy": 0.5}), Score(reward=0.6, parts={"wordy": 0.6})]
+    assert shaped("exact_match").verify([rollout("7")])[0].parts == {"wordy": 0.1, "exact_match": 1.0}
+
+
+def test_a_verifier_that_is_a_part_is_not_run_twice(shaped: Callable[[str], RewardWorker]) -> None:
+    worker = shaped("own.py:wordy")
+    assert worker.verify([rollout("right")]) == worker.score([rollout("right")])
+    assert worker._verifiers is None
+
+
+def test_a_verifier_has_a_name_of_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(WORDY)
+    config = RewardConfig(function=f"{tmp_path}/a.py:wordy", functions={})
+    with pytest.raises(ConfigError, match=r"eval\.function=.*b\.py:wordy: a part of the reward has the same name, wordy"):
+        RewardWorker(RewardSpec(config, verifier=f"{tmp_path}/b.py:wordy"))
+
+
+@pytest.mark.parametrize(
+    ("function", "functions", "verifier", "whole"),
+    [
+        (None, {"exact_match": 1.0}, "exact_match", True),
+        (None, {"exact_match": 2.0}, "exact_match", False),
+        (None, {"matching_characters": 1.0}, None, False),
+        (None, {"matching_characters": 1.0, "boxed": 1.0}, "boxed", False),
+        (None, {"matching_characters": 0.0, "boxed": 1.0}, "boxed", True),
+        ("last_number", {"boxed": 1.0}, "last_number", False),
+    ],
+)
+def test_which_verifier(function: str | None, functions: dict[str, float], verifier: str | None, whole: bool) -> None:
+    assert verifier_of(function, functions) == verifier
+    assert (verifier is not None and is_whole_reward(verifier, RewardConfig(functions=functions))) is whole

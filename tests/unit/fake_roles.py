@@ -70,9 +70,9 @@ class FakeRewards:
         return list(rollouts)
 
     def collect(self, ticket: Any) -> list[Score]:
-        return self.score(ticket)
+        return self.verify(ticket)
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+    def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
         self.log.events.append(f"score {len(rollouts)}")
         return [Score(float(n % 2)) for n in range(len(rollouts))]
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tandem.platform.batch import Prompt, Rollout, Score, StopReason
-from tandem.platform.evaluate import Evaluation, answer_of, best_of, interval, majority
+from tandem.platform.evaluate import Evaluation, best_of, interval, majority
 from tandem.platform.protocols import Sampling
+from tandem.platform.rewards import RewardError, answer_of
 
 PROMPTS = [Prompt((3,), 0, "a"), Prompt((4,), 1, "b")]
 
@@ -35,7 +36,7 @@ class Rollouts:
 def evaluate(samples: int, *rewards: list[float | None]) -> dict[str, float]:
     """The metrics where one call of the reward role after the other gives `rewards`."""
     left = list(rewards)
-    scorer = SimpleNamespace(score=lambda rollouts: [Score(reward) for reward in left.pop(0)])
+    scorer = SimpleNamespace(verify=lambda rollouts: [Score(reward) for reward in left.pop(0)])
     roles: Any = SimpleNamespace(rollouts=Rollouts(), rewards=scorer)
     return Evaluation("held", PROMPTS, 4, samples, 1.0).run(roles, seed=0, step=1)
 
@@ -60,7 +61,7 @@ def test_samples_are_cut_as_in_training_and_greedy_ones_are_not() -> None:
             asked.append(sampling)
             return super().submit(prompts, sampling)
 
-    roles: Any = SimpleNamespace(rollouts=Asked(), rewards=SimpleNamespace(score=lambda rows: [Score(1.0) for _ in rows]))
+    roles: Any = SimpleNamespace(rollouts=Asked(), rewards=SimpleNamespace(verify=lambda rows: [Score(1.0) for _ in rows]))
     Evaluation("held", PROMPTS, 4, 2, 0.7, top_p=0.9, top_k=5).run(roles, seed=3, step=1)
     assert [(one.samples, one.temperature, one.top_p, one.top_k) for one in asked] == [
         (1, 0.0, 1.0, None),
@@ -102,8 +103,33 @@ def test_the_majority_decides(answers: list[str], rewards: list[float], expected
 
 
 def test_an_answer_is_what_stands_in_the_last_box() -> None:
-    assert answer_of(r"so \boxed{3}, no, \boxed{4}") == "4"
-    assert answer_of(" 12 ") == "12"
+    for verifier in (None, "boxed", "own"):
+        assert answer_of(verifier, r"so \boxed{3}, no, \boxed{4}") == "4"
+        assert answer_of(verifier, " 12 ") == "12"
+
+
+def test_an_answer_is_what_the_verifier_reads() -> None:
+    """Else a majority of equal answers in other words would be none."""
+    assert answer_of("last_number", "I think 3, so 1,200.0") == answer_of("last_number", "1200 it is") != "1200 it is"
+    assert answer_of("exact_match", r" \boxed{3} ") == r"\boxed{3}"
+
+
+def test_accuracy_is_what_the_verifier_says_and_the_reward_stands_beside_it() -> None:
+    right: list[float | None] = [1.0, 0.0, None, 1.0]
+    scores = [Score(0.25 * n, parts={"boxed": value, "length": 9.0}) for n, value in enumerate(right)]
+    scorer = SimpleNamespace(verify=lambda rollouts: scores)
+    roles: Any = SimpleNamespace(rollouts=Rollouts(), rewards=scorer)
+
+    def measured(**settings: Any) -> dict[str, float]:
+        return Evaluation("held", PROMPTS * 2, 4, 0, 1.0, **settings).run(roles, seed=0, step=1)
+
+    metrics = measured(verifier="boxed", with_reward=True)
+    assert (metrics["eval/held/greedy"], metrics["eval/held/greedy_unscorable"]) == (0.5, 1)
+    assert metrics["eval/held/reward"] == pytest.approx((0 + 0.25 + 0.5 + 0.75) / 4)
+    assert measured()["eval/held/greedy"] == pytest.approx(0.375)
+    assert "eval/held/reward" not in measured()
+    with pytest.raises(RewardError, match=r"the verifier 'length' gave 9; .* Set eval\.function"):
+        measured(verifier="length")
 
 
 def test_the_interval_is_that_of_a_mean() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,25 @@ def test_two_runs_of_one_name_do_not_go_on_from_each_other(tmp_path: Path) -> No
     branch.run.name = "c"
     start(branch)
     assert "Set another run.name; to branch off from them, set checkpoint.resume" in str(caught.value)
+
+
+def test_a_run_that_goes_on_began_when_it_began(tmp_path: Path) -> None:
+    """And an attempt that was set aside is no beginning."""
+
+    def told() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "a" / "run.json").read_text()))
+
+    folder, _ = start(config(tmp_path))
+    (folder / "run.json").write_text(json.dumps({**told(), "started_at": "2020-01-01T00:00:00+0000"}))
+    measure(folder, "failed")
+    _, checkpoints = start(config(tmp_path))
+    first = told()
+    assert not first["started_at"].startswith("2020")
+    (folder / "run.json").write_text(json.dumps({**first, "started_at": "2021-01-01T00:00:00+0000"}))
+    save(checkpoints, 1)
+    start(config(tmp_path))
+    assert told()["started_at"].startswith("2021")
+    assert not told()["continued_at"].startswith("2021")
 
 
 def test_a_run_that_lost_its_records_goes_on_in_the_same_place(tmp_path: Path) -> None:
