@@ -270,12 +270,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_writer_leaves_whole_ones(tmp_path: Path) -> None:
     """kill -9 at whatever byte: what is found is whole, of one step, and no older than what was there before."""
-    for attempt in range(12):
+    for attempt in range(8):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parent)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         process.stdout.readline()  # one is there
-        time.sleep(0.003 * attempt)
+        time.sleep(0.004 * attempt)
         process.send_signal(signal.SIGKILL)
         said = process.stdout.read().split()
         process.wait()
