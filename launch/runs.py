@@ -21,7 +21,7 @@ from tandem.platform.terminal import one_line, say
 USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT ...]
 
   list                        name, algorithm, status, step, reward, accuracy, peak memory, who, when (the default)
-  show NAME                   one run: settings that differ from the defaults, its last numbers
+  show NAME [--all]           one run: its last numbers, and the settings that differ from the defaults, or all
   compare A B                 settings in which two runs differ, and their last numbers side by side
 
   folder=FOLDER               where the runs are
@@ -66,6 +66,8 @@ class Run:
 @command("runs", USAGE)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 shown, 2 not)."""
+    whole = "--all" in arguments
+    arguments = [argument for argument in arguments if argument != "--all"]
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     folder = Path(given.pop("folder", "outputs"))
     asked, *names = [argument for argument in arguments if "=" not in argument] or ["list"]
@@ -77,7 +79,7 @@ def main(arguments: list[str]) -> int:
         if "/" in confined(name, asked):
             raise ConfigError(f"{asked} {name}: expected the name of a run in {folder}; folder=FOLDER says where runs are")
     runs = [read(folder / name) for name in names]
-    say(listing(folder, given) if not runs else show(*runs) if len(runs) == 1 else compare(*runs))
+    say(listing(folder, given) if not runs else show(*runs, whole=whole) if len(runs) == 1 else compare(*runs))
     return 0
 
 
@@ -155,14 +157,30 @@ def _folders(folder: Path) -> list[Path]:
         raise ConfigError(f"folder={folder}: cannot be read ({error})") from error
 
 
-def show(run: Run) -> str:
-    """One run in full."""
+def show(run: Run, whole: bool = False) -> str:
+    """One run: its facts, its last numbers, and the settings that differ from the defaults, or all of them."""
     head = [[column, _cell(column, getattr(run, column))] for column in (*COLUMNS, "tags")]
     if run.error:
         head.append(["error", run.error])
-    numbers = [[key, _number(value)] for key, value in _chosen(run).items()]
-    settings = [[key, str(value)] for key, value in run.settings.items()]
+    numbers = [[key, _amount(key, value)] for key, value in _chosen(run).items()]
+    defaults = {} if whole else _defaults(run)
+    settings = [[key, str(value)] for key, value in run.settings.items() if key not in defaults or defaults[key] != value]
     return "\n\n".join(_table(part) for part in (head, numbers, settings) if part)
+
+
+def _defaults(run: Run) -> dict[str, Any]:
+    """The settings of a run of this algorithm and kind of model to which nothing is set; none if that cannot be told."""
+    from tandem.launch.compose import compose, config_groups
+    from tandem.launch.facts import flat
+
+    groups = config_groups()
+    chosen = {group: str(run.settings.get(f"{group}.name", "")) for group in groups}
+    known = [f"{group}={name}" for group, name in chosen.items() if name in groups[group]]
+    try:
+        path = run.settings.get("model.path")
+        return flat(compose([*known, *([f"model.path={path}"] if path else [])])[0])
+    except ConfigError:
+        return {}
 
 
 def compare(one: Run, other: Run) -> str:
@@ -175,7 +193,7 @@ def compare(one: Run, other: Run) -> str:
     ]
     first, second = _chosen(one), _chosen(other)
     numbers = [
-        [key, _number(first.get(key)), _number(second.get(key)), _difference(first.get(key), second.get(key))]
+        [key, _amount(key, first.get(key)), _amount(key, second.get(key)), _difference(first.get(key), second.get(key))]
         for key in dict.fromkeys([*first, *second])
     ]
     settings_part = _table([["setting", *names], *different]) if different else "the settings are the same"
@@ -200,6 +218,10 @@ def _cell(column: str, value: Any) -> str:
 
 def _number(value: Any) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _amount(key: str, value: float | None) -> str:
+    return human_bytes(value) if value is not None and memory_key(key) else _number(value)
 
 
 def _difference(one: float | None, other: float | None) -> str:

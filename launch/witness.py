@@ -25,6 +25,7 @@ from tandem.workers.private_cluster import end_processes, remove
 from tandem.workers.ray_watch import RAYLET_LOST, connection_to, own_raylet
 
 OVER = b"over\n"
+CLAIM_WAITS_S = 2.0  # the kernel closes the files of a killed process one after the other
 KILLED = (
     "the run's process was killed, or Ray ended it because Ray's node process (raylet) on this machine was gone. The "
     "likely cause is that the kernel had no memory left (look for 'Killed process' in dmesg). Start it again to go on"
@@ -101,7 +102,7 @@ def tell(folder: Path, started_at: float, why: str) -> None:
     from tandem.launch.claim import claimed
 
     try:
-        with claimed(folder):
+        with claimed(folder, wait_s=CLAIM_WAITS_S):
             if (folder / "summary.json").exists():
                 return
             Recorder.of_ended(folder, started_at).close("failed", why)

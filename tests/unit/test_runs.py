@@ -69,6 +69,9 @@ def test_one(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert "why" in text
     assert "actor.lr" in text
     assert "eval/held/greedy_low" not in text
+    assert "1.0 GiB" in text
+    assert "run.seed" not in text  # it is that of the defaults
+    assert "run.seed" in said(capsys, folder, "show", "b", "--all")
 
 
 def test_two_side_by_side(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
