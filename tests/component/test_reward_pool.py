@@ -30,7 +30,7 @@ def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> N
     assert time.monotonic() - start < 1.0 * 2 + 4.0  # 4 hang, 2 at a time
     assert [row[0].problem for row in outcomes] == ["timeout", None] * 4
     assert [row[1].value for row in outcomes] == [0, 1, 0, 1, 0, 0, 0, 1]  # the next function still runs
-    assert pool.restarts == 4
+    assert 2 <= pool.restarts <= 4  # the last process of each thread is replaced when there is work for it
     start = time.monotonic()
     assert [row[1].value for row in pool.run(samples(*["7"] * 200))] == [1.0] * 200
     assert time.monotonic() - start < 1.0
