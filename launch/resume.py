@@ -11,6 +11,7 @@ from typing import Any
 from tandem.launch.checkpoint import DRIVER, FACTS, Checkpoint
 from tandem.launch.checkpoints import Checkpoints
 from tandem.launch.facts import flat
+from tandem.launch.folder import folder_of
 from tandem.launch.stores import CHECKPOINTS
 from tandem.platform.batch import TrainBatch
 from tandem.platform.config import Config, ConfigError
@@ -62,7 +63,7 @@ def checkpoints_of(config: Config) -> Checkpoints:
     """
     place = config.checkpoint.dir
     if place is None:
-        folder = Path(config.run.dir) / str(config.run.name)
+        folder = folder_of(config)
         refuse_links(folder / CHECKPOINTS, folder)
         url = f"{config.run.dir}/{config.run.name}/{CHECKPOINTS}"
     else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,28 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def killed_parent(pool: str, sample: str, note: Path | None = None) -> list[int]:
+    """Processes of a reward pool whose parent was killed, with a call in progress or behind it.
+
+    Args:
+        pool: code of the pool. sample: code of what is done with it. note: has the number of one more process then.
+    """
+    code = (
+        "from tandem.platform.rewards import Sample\nfrom tandem.workers.reward_pool import RewardPool\n"
+        f"pool = {pool}\n{sample}\nprint(*pool.pids(), flush=True)\ninput()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=environment, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(0.3)
+        pids += [int(note.read_text())] if note else []
+        assert all(map(alive, pids))
+        parent.kill()
+    return pids
 
 
 def assert_gone(pids: list[int], within_s: float = 5.0) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reward_cases import alive, assert_gone, samples
+from reward_cases import alive, assert_gone, killed_parent, samples
 
 from tandem.platform.rewards import Outcome, Sample
 from tandem.workers.frames import ProtocolError, new_nonce, receive, send
@@ -218,21 +215,8 @@ def test_closing_ends_what_functions_started(attacks: str, tmp_path: Path) -> No
 
 def test_a_killed_parent_leaves_nothing(attacks: str, tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    code = f"""
-from tandem.platform.rewards import Sample
-from tandem.workers.reward_pool import RewardPool
-pool = RewardPool([{attacks!r}])
-pool.run([Sample("q", "background {note}", None, 1, False)])
-print(*pool.pids(), flush=True)
-input()
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=environment, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [*map(int, parent.stdout.readline().split()), int(note.read_text())]
-        assert all(map(alive, pids))
-        parent.kill()
+    background = f'pool.run([Sample("q", "background {note}", None, 1, False)])'
+    pids = killed_parent(f"RewardPool([{attacks!r}])", background, note)
     assert len(pids) == 2
     assert_gone(pids)
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from reward_cases import alive, assert_gone, samples
+from reward_cases import assert_gone, killed_parent, samples
 
 from tandem.launch.command import SCRIPTS
 from tandem.platform.rewards import Outcome, RewardError, Sample
@@ -118,22 +118,8 @@ def test_close_ends_processes_and_calls(functions: str) -> None:
 
 
 def test_processes_die_with_a_killed_parent(functions: str) -> None:
-    code = f"""
-from tandem.platform.rewards import Sample
-from tandem.workers.reward_pool import RewardPool
-pool = RewardPool([{functions!r}], processes=2, timeout_s=1000)
-pool.submit([Sample("q", "gil", None, 1, False)])
-print(*pool.pids(), flush=True)
-input()
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=environment, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        time.sleep(0.3)
-        assert all(map(alive, pids))
-        parent.kill()
+    pool = f"RewardPool([{functions!r}], processes=2, timeout_s=1000)"
+    pids = killed_parent(pool, 'pool.submit([Sample("q", "gil", None, 1, False)])')
     assert len(pids) == 2
     assert_gone(pids)
 
