@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
         if "/" in confined(name, asked):
             raise ConfigError(f"{asked} {name}: expected the name of a run in {folder}; folder=FOLDER says where runs are")
     runs = [read(folder / name) for name in names]
-    say(listing(folder, given) if not runs else show(*runs, whole=whole) if len(runs) == 1 else compare(*runs))
+    say(listing(folder, given) if not runs else show(runs[0], whole) if len(runs) == 1 else compare(*runs))
     return 0
 
 
