@@ -59,8 +59,8 @@ def measure(transport: str, replicas: int, overrides: list[str]) -> str:
     config, _ = compose(["algo=grpo", "cluster=local", *([] if given else ENLARGED), *own, *overrides])
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
     path = prepare.model_path(config, lambda step, total: None)
-    with connected(config.cluster) as cpus:
-        ray_roles = RayRoles(config, algorithm, path, cpus)
+    with connected(config.cluster):
+        ray_roles = RayRoles(config, algorithm, path, say)
         try:
             roles = ray_roles.wait()
             size = roles.actor.memory()["weights"] // config.actor.ranks

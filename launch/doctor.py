@@ -169,9 +169,10 @@ def check_ray(config: Config) -> Iterable[Finding]:
     address = f"cluster.address={config.cluster.address}" if config.cluster.address else "a private one"
     code = (
         "from tandem.platform.config import ClusterConfig; from tandem.workers.cluster import connected; import ray\n"
-        f"with connected(ClusterConfig(address={config.cluster.address!r})) as cpus:\n"
+        f"with connected(ClusterConfig(address={config.cluster.address!r})):\n"
         "    f = ray.remote(lambda: sum(range(4))); assert ray.get(f.remote(), timeout=60) == 6\n"
-        f"    print({address!r}, 'runs tasks;', f'{{cpus:g}} CPUs,', f'{{len(ray.nodes())}} nodes')"
+        "    cpus, nodes = ray.cluster_resources().get('CPU', 0), len(ray.nodes())\n"
+        f"    print({address!r}, 'runs tasks;', f'{{cpus:g}} CPUs, {{nodes}} nodes')"
     )
     yield _tried("Ray", code, "look at the error; its files go into RAY_TMPDIR, or else /tmp")
 

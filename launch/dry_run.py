@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from tandem.launch import prepare
-from tandem.launch.roles import placement_of, wants_gpu
+from tandem.launch.roles import request_of, wants_gpu
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config
 from tandem.platform.plan import render
 from tandem.workers.cluster import usable_cpus
 from tandem.workers.models import skeleton
+from tandem.workers.placement import plan_placement
 
 
 def dry_run(config: Config) -> str:
@@ -22,8 +23,8 @@ def dry_run(config: Config) -> str:
     bundles: list[Any] = []
     if config.cluster.name != "inline":
         gpu = wants_gpu(config, torch.cuda.is_available())
-        cpus = float(config.cluster.num_cpus or usable_cpus())
-        bundles = list(placement_of(config, algorithm, cpus, gpu).bundles)
+        node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(torch.cuda.device_count())}
+        bundles = list(plan_placement(request_of(config, algorithm, gpu), [node]).bundles)
     steps = config.run.steps  # run.epochs needs the data, which a plan does not read
     return render(config, algorithm, steps, count_parameters(config), bundles, versions())
 

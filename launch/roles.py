@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tandem.platform.algorithms import Algorithm
@@ -16,7 +19,8 @@ from tandem.workers.calls import Watch
 from tandem.workers.cluster import usable_cpus
 from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.inline import InlineRollouts
-from tandem.workers.placement import Placement, plan_placement, sorted_by_node
+from tandem.workers.node_files import NodeFile, check_nodes
+from tandem.workers.placement import Request, sorted_by_node
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.reward import RewardRank, RewardSpec
 from tandem.workers.rollout import ENGINES, RolloutSpec, RolloutWorker, engine_name
@@ -76,6 +80,21 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
     return specs
 
 
+def files_of(config: Config, path: str, roles: Collection[str]) -> list[NodeFile]:
+    """The files that ranks of these roles read by path, for a policy at `path`; hub names are none."""
+    rewards = config.reward
+    functions = [*rewards.functions, rewards.function, verifier_of(config.eval.function, rewards.functions)]
+    models = ("rollout", "actor", "reference", *(() if config.critic.path else ("critic",)))
+    named = [
+        ("model.path", path, (*models, "reward") if rewards.model else models),
+        ("critic.path", config.critic.path, ("critic",)),
+        ("reward.model", rewards.model, ("reward",)),
+        *(("reward.function", spec.rpartition(":")[0], ("reward",)) for spec in functions if spec and ":" in spec),
+    ]
+    found = {file: NodeFile(key, file, tuple(r for r in needs if r in roles)) for key, file, needs in named if file}
+    return [file for file in found.values() if file.roles and Path(file.path).exists()]
+
+
 def inline_workers(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
     """The workers of every role in this process, one rank each, with their models loaded."""
     rank = Rank(device=config.trainer.device)
@@ -115,12 +134,12 @@ def inline_roles(config: Config, workers: dict[str, Any]) -> Roles:
     )
 
 
-def placement_of(config: Config, algorithm: Algorithm, cpus: float, gpu: bool) -> Placement:
-    """The bundles of the run on a cluster with so many CPUs; every role with a model gets a device if `gpu`."""
+def request_of(config: Config, algorithm: Algorithm, gpu: bool) -> Request:
+    """What the run asks of a cluster; every role with a model gets a device if `gpu`."""
     ranks = role_ranks(config, algorithm)
     with_model = [name for name in ranks if name != "reward" or config.reward.model is not None]
     wide = {"rollout": config.rollout.tensor_parallel}
-    return plan_placement(ranks, with_model if gpu else (), config.placement, cpus, wide)
+    return Request(ranks, config.placement, with_model if gpu else (), wide)
 
 
 def wants_gpu(config: Config, available: bool) -> bool:
@@ -131,7 +150,12 @@ def wants_gpu(config: Config, available: bool) -> bool:
 class RayRoles:
     """The roles as Ray actors named `<role>-<rank>`: created at once, ready after `wait`, ended by `close`."""
 
-    def __init__(self, config: Config, algorithm: Algorithm, path: str, cpus: float) -> None:
+    def __init__(self, config: Config, algorithm: Algorithm, path: str, note: Callable[[str], None]) -> None:
+        """Reserves their places and creates them, without waiting for their models; `note` shows a line.
+
+        Raises:
+            ConfigError: the cluster has no place for them, or a node lacks a file that they need.
+        """
         import ray
 
         from tandem.workers.placement import reserve
@@ -139,16 +163,21 @@ class RayRoles:
         self.config = config
         on_gpu = wants_gpu(config, ray.cluster_resources().get("GPU", 0.0) > 0)
         self.device = "cuda" if on_gpu else "cpu"
-        self.placement = placement_of(config, algorithm, cpus, on_gpu)
         self.specs = role_specs(config, algorithm, path)
         self.ranks: dict[str, Any] = {}
         self._watch = Watch()
-        self.group: Any = reserve(self.placement)
+        request, name = request_of(config, algorithm, on_gpu), f"{config.run.name}-{uuid.uuid4().hex[:6]}"
+        placement, self.group = reserve(request, name, config.cluster.reserve_timeout_s, note)
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
-        self.placement = sorted_by_node(self.placement, homes)
+        self.placement = sorted_by_node(placement, homes)
         self._nodes = {bundle: (nodes.get(home, "unknown"), home) for bundle, home in homes.items()}
         # Refused before any model is loaded, which may take minutes.
+        tenants: dict[int, list[str]] = {}
+        for slot in self.placement.slots:
+            tenants.setdefault(slot.bundle, []).append(slot.role)
+        files = files_of(config, path, list(self.specs))
+        check_nodes(files, self.group, self._nodes, tenants, config.cluster.startup_timeout_s, note)
         self._weights_go, self._takes_turns = self._transport(), takes_turns(config, on_gpu)
         self._starting = {name: self._spawn_all(name) for name in self.specs}
 

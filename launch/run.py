@@ -249,27 +249,27 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, 
             stack.callback(workers["reward"].close)
             yield inline_roles(config, workers)
             return
-        cpus = stack.enter_context(_watched_cluster(config, outputs, signals))
-        ray_roles = RayRoles(config, algorithm, path, cpus)
+        stack.enter_context(_watched_cluster(config, outputs, signals))
+        ray_roles = RayRoles(config, algorithm, path, outputs.display.note)
         stack.callback(ray_roles.close)
         stack.callback(signals.close)  # nothing interrupts what ends the roles
         yield ray_roles.wait()
 
 
 @contextmanager
-def _watched_cluster(config: Config, outputs: Outputs, signals: Signals) -> Iterator[float]:
-    """Ray, and who tells how the run ended if Ray ends it; yields the CPUs of the cluster."""
+def _watched_cluster(config: Config, outputs: Outputs, signals: Signals) -> Iterator[None]:
+    """Ray, and who tells how the run ended if Ray ends it."""
     recorder = outputs.recorder
     with ExitStack() as stack:
         if config.cluster.address is None:
             signals.close()  # half a cluster could not be ended
         session = stack.enter_context(session_folder())
         witness = stack.enter_context(closing(Witness(recorder.folder, recorder.started_at, session)))
-        cpus = stack.enter_context(connected(config.cluster, on_lost=lambda why: _abandon(outputs, why), folder=session))
+        stack.enter_context(connected(config.cluster, on_lost=lambda why: _abandon(outputs, why), folder=session))
         witness.ray_has_started()
         signals.open()
         try:
-            yield cpus
+            yield
         finally:
             signals.close()
 

@@ -253,6 +253,9 @@ class ClusterConfig:
     )
     address: str | None = setting(None, "join the Ray cluster at this address (host:port) instead")
     num_cpus: int | None = setting(None, "CPUs of the private Ray; null: those this process may use", at_least=1)
+    reserve_timeout_s: float = setting(
+        30.0, "seconds to wait for CPUs and GPUs that others hold on a cluster that the run joins", at_least=0
+    )
     startup_timeout_s: float = setting(300.0, "seconds until all roles must be ready", above=0)
     max_restarts: int = setting(3, "times a rollout replica or the reward worker is replaced after it died", at_least=0)
     call_timeout_s: float = setting(1800.0, "seconds any single call of a role may take", above=0)

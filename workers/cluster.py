@@ -23,8 +23,8 @@ def connected(
     dashboard: bool = False,
     on_lost: Callable[[str], None] | None = None,
     folder: Path | None = None,
-) -> Iterator[float]:
-    """Connects to Ray for the body; yields the CPUs of the cluster.
+) -> Iterator[None]:
+    """Connects to Ray for the body.
 
     A joined cluster is never stopped. Names of actors live in a namespace of this run, so runs can share a cluster.
 
@@ -51,7 +51,7 @@ def connected(
         if on_lost is not None:
             watch = RayWatch(ray.get_runtime_context().gcs_address, own_raylet(), on_lost)
         try:
-            yield float(ray.cluster_resources().get("CPU", 0.0))
+            yield
         finally:
             if watch is not None:
                 watch.let_raylet_end()

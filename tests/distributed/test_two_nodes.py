@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,12 +41,11 @@ def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from tandem.platform.config import PlacementConfig
-    from tandem.workers.placement import plan_placement, reserve, sorted_by_node
+    from tandem.platform.config import ConfigError, PlacementConfig
+    from tandem.workers.placement import Request, reserve, sorted_by_node
 
     ray.init(address=two_nodes.address, log_to_driver=False)
-    placement = plan_placement({"actor": 4}, ["actor"], PlacementConfig(cpus_per_bundle=0.5), 2.0)
-    group = reserve(placement)
+    placement, group = reserve(Request({"actor": 4}, PlacementConfig(cpus_per_bundle=0.5), ["actor"]), "own", 10.0, print)
     homes = ray.util.placement_group_table(group)["bundles_to_node_id"]
     placement = sorted_by_node(placement, homes)
 
@@ -65,6 +65,12 @@ def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
     assert len({node for node, _, _ in found}) == 2
     nodes = [node for node, _, _ in found]
     assert nodes == sorted(nodes, key=nodes.index)
+
+    notes: list[str] = []
+    with pytest.raises(ConfigError) as caught:  # nothing is free
+        reserve(Request({"actor": 1}, PlacementConfig(name="split")), "other", 0.3, notes.append)
+    assert "1 CPU asked, no CPU of 2 CPU and 4 GPU free; own holds 2 CPU and 4 GPU. Raise" in str(caught.value)
+    assert notes[0].startswith("waiting for resources, 0 s more at most: 1 CPU asked")
     ray.util.remove_placement_group(group)
 
 
@@ -73,7 +79,7 @@ def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
     import ray
 
     from tandem.launch.compose import compose
-    from tandem.launch.roles import placement_of
+    from tandem.launch.roles import request_of
     from tandem.platform.algorithms import resolve
     from tandem.workers.placement import reserve
 
@@ -83,8 +89,7 @@ def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
         for placement in ("split", "colocated"):
             config, _ = compose([f"algo={algo}", f"placement={placement}", "placement.cpus_per_bundle=0.25"])
             algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
-            planned = placement_of(config, algorithm, 2.0, gpu=True)
-            group = reserve(planned)
+            planned, group = reserve(request_of(config, algorithm, gpu=True), "own", 10.0, print)
             free[algo, placement] = available_gpus(4 - sum(bundle.get("GPU", 0) for bundle in planned.bundles))
             shares[algo, placement] = planned.of("actor")[0].gpus
             ray.util.remove_placement_group(group)
@@ -103,8 +108,11 @@ def available_gpus(expected: float) -> float:
 
 
 @pytest.fixture
-def two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
+def two_hosts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, list[str]]]:
     """Ray nodes that cannot reach each other's loopback: (the head's address, what to put before a command to run there).
+    The second one finds the folder `own` of `tmp_path` empty.
 
     In network namespaces where they may be made here; else both with the address of this machine.
     """
@@ -119,7 +127,8 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
         return
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # what `ray start` chooses depends on the files of the user
     try:
-        yield start_nodes(names, str(tmp_path_factory.mktemp("ray"))), ["ip", "netns", "exec", names[0]]
+        (tmp_path / "own").mkdir()
+        yield start_nodes(names, str(tmp_path_factory.mktemp("ray")), tmp_path / "own"), ["ip", "netns", "exec", names[0]]
     finally:
         for name in names:
             found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
@@ -128,8 +137,11 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
             subprocess.run(["ip", "netns", "delete", name])
 
 
-def start_nodes(names: list[str], folder: str) -> str:
-    """Joins two network namespaces by a cable, with a Ray node of 1 CPU in each; the head's address."""
+def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
+    """Joins two network namespaces by a cable, with a Ray node of 1 CPU in each; the head's address.
+
+    `ip netns exec` gives a command its own view of mounts, in which a folder can be `hidden`.
+    """
 
     def do(command: str) -> None:
         subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
@@ -144,7 +156,9 @@ def start_nodes(names: list[str], folder: str) -> str:
     common = "--num-cpus=1 --disable-usage-stats"
     head = f"--head --port=6399 --node-ip-address=10.77.0.1 --include-dashboard=false --temp-dir={folder}"
     do(f"ip netns exec {names[0]} {ray} start {head} {common}")
-    do(f"ip netns exec {names[1]} {ray} start --address=10.77.0.1:6399 --node-ip-address=10.77.0.2 {common}")
+    second = f"{ray} start --address=10.77.0.1:6399 --node-ip-address=10.77.0.2 {common}"
+    script = f"mount -t tmpfs none '{hidden}' && exec {second}"
+    subprocess.run(["ip", "netns", "exec", names[1], "sh", "-c", script], check=True, capture_output=True, timeout=60)
     return "10.77.0.1:6399"
 
 
@@ -158,6 +172,13 @@ def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, 
         *("data.prompts_per_step=4", "rollout.samples_per_prompt=2", "rollout.max_response_tokens=4", "task.eval_size=4"),
     ]
     command = [*before, sys.executable, "launch/main.py", *overrides]
+    if before:
+        hidden = shutil.copytree(tiny_path, tmp_path / "own" / "model")
+        lacking = [*command, f"model.path={hidden}", "run.name=lacking"]
+        done = subprocess.run(lacking, cwd=repo, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        said = f"model.path: {hidden} does not exist on node 10.77.0.2, which runs rollout, actor, critic. Put it at the"
+        assert said in done.stderr
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()

@@ -45,20 +45,20 @@ def make(path: str, *overrides: str) -> Config:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[float]:
+def cluster() -> Iterator[None]:
     """And removes its files when it ends."""
     from tandem.platform.config import ClusterConfig
     from tandem.workers.cluster import connected
 
-    with connected(ClusterConfig(num_cpus=2)) as cpus:
+    with connected(ClusterConfig(num_cpus=2)):
         folder = session()
-        yield cpus
+        yield
     assert not folder.exists()
     assert TOKEN not in os.environ
 
 
 @pytest.fixture(scope="module")
-def stranger(cluster: float) -> Iterator[subprocess.Popen[str]]:
+def stranger(cluster: None) -> Iterator[subprocess.Popen[str]]:
     """Tries to join from the beginning of the tests on: Ray gives up after 20 seconds."""
     process = outsider()
     yield process
@@ -98,7 +98,7 @@ def wide_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_replicas_equal_a_fresh_engine(
     wide_path: str,
     tmp_path: Path,
-    cluster: float,
+    cluster: None,
     stranger: subprocess.Popen[str],
     engine: str,
     transport: str,
@@ -107,7 +107,7 @@ def test_replicas_equal_a_fresh_engine(
     """Also where long prompts are in the prefix cache from before. All that listens meanwhile does so on the loopback."""
     wanted = [f"rollout={engine}", f"trainer.weight_transport={transport}", f"trainer.zero_stage={stage}"]
     config = make(wide_path, *wanted)
-    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), wide_path, cluster)
+    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), wide_path, print)
     try:
         roles = ray_roles.wait()
         publish(roles, 0)
@@ -130,7 +130,7 @@ def test_replicas_equal_a_fresh_engine(
     assert [one for one in sockets if not is_loopback(one[1])] == []
 
 
-def test_no_one_else_joins_a_private_cluster_or_reads_its_files(cluster: float, stranger: subprocess.Popen[str]) -> None:
+def test_no_one_else_joins_a_private_cluster_or_reads_its_files(cluster: None, stranger: subprocess.Popen[str]) -> None:
     folder, token = session(), os.environ[TOKEN]
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.rglob("*.log")) != []
@@ -152,14 +152,14 @@ def fresh(spec: RolloutSpec) -> list[Rollout]:
 
 
 def test_every_replica_takes_its_weights_from_the_rank_beside_it(
-    tiny_path: str, cluster: float, monkeypatch: pytest.MonkeyPatch
+    tiny_path: str, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with CUDA IPC, here through the object store: both ranks send the same whole weights."""
     import ray
 
     config = make(tiny_path, "rollout=hf", "trainer.zero_stage=3", "trainer.checksum_every=1")
     monkeypatch.setattr(RayRoles, "_transport", lambda roles: ("shared", [0, 1]))
-    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), tiny_path, cluster)
+    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), tiny_path, print)
     try:
         roles = ray_roles.wait()
         for rank in ray_roles.ranks["actor"].handles:
@@ -193,12 +193,12 @@ def save(path: str, weights: dict[str, Tensor], folder: Path) -> None:
     load_tokenizer(path).save_pretrained(folder)
 
 
-def test_a_replica_that_joins_late_has_the_same_weights(tiny_path: str, cluster: float) -> None:
+def test_a_replica_that_joins_late_has_the_same_weights(tiny_path: str, cluster: None) -> None:
     """It gets them in the calls, and the broadcast has one more set of ends from then on."""
     import ray
 
     config = make(tiny_path, "rollout=hf", "trainer.weight_transport=broadcast")
-    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), tiny_path, cluster)
+    ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), tiny_path, print)
     try:
         roles = ray_roles.wait()
         publish(roles, 0)

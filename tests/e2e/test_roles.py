@@ -22,13 +22,13 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
         ("grpo", "split"): ({"actor-0", "reference-0", "reward-0", "rollout-0"}, 4),
     }
     config, _ = compose(["cluster.num_cpus=2"])
-    with connected(config.cluster, dashboard=True) as cpus:
+    with connected(config.cluster, dashboard=True):
         own = ray.get_runtime_context().gcs_address  # other clusters may run on this machine
         for (algo, placement), (names, bundles) in expected.items():
             kl = ["algo.kl_loss_coef=0.1"] if algo == "grpo" else []
             config, _ = compose([f"algo={algo}", f"placement={placement}", "cluster.num_cpus=2", *kl])
             algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
-            roles = RayRoles(config, algorithm, tiny_path, cpus)
+            roles = RayRoles(config, algorithm, tiny_path, print)
             ready = roles.wait()
             alive = list_actors(own, filters=[("state", "=", "ALIVE")])
             assert {actor.name for actor in alive} == names
