@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from tandem.launch.command import command
+from tandem.launch.settings import settings_table
 from tandem.platform.terminal import say
 
 
-@command("configuration error", __doc__ or "")
+def settings() -> str:
+    """The benchmark's own settings with their values, as its file explains them, and those of every run."""
+    import tandem.conf
+
+    own = Path(tandem.conf.__file__).parent / "benchmark" / "critic_vs_group.yaml"
+    return f"{own.read_text()}\n# Any other setting is one of every run. {settings_table()}"
+
+
+@command("configuration error", __doc__ or "", settings)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 done, 2 not started, 130 interrupted)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from textwrap import wrap
 
 from tandem.launch.command import command
-from tandem.launch.compose import compose, config_groups
 from tandem.platform.algorithms import Algorithm, resolve
-from tandem.platform.config import AlgoConfig, Config
+from tandem.platform.config import Config
 from tandem.platform.plan import table
 from tandem.platform.terminal import say
 
 USAGE = """usage: python launch/algorithms.py
 
 Prints a table of the algorithms: what each consists of, and its paper."""
-HEAD = ["algo", "critic", "adv_estimator", "policy_loss", "clip", "KL", "aggregation", "beyond that", "paper"]
+HEAD = ["algo", "critic", "adv_estimator", "policy_loss", "clip", "aggregation"]
+WIDTH, INDENT = 112, " " * 8
 
 
 def algorithms_table() -> str:
-    """One line per file of `conf/algo/`, read from the composed configuration and the records."""
-    configs = [compose([f"algo={name}"])[0] for name in config_groups()["algo"]]
-    return table([HEAD, *(_row(config) for config in configs)], indent="")
+    """One line per file of `conf/algo/` with its parts, and a second one with what it turns on besides, and its paper."""
+    import tandem.conf
+
+    files = sorted((Path(tandem.conf.__file__).parent / "algo").glob("*.yaml"))
+    configs = [_config(file) for file in files]
+    head, *lines = table([HEAD, *(_row(config) for config in configs)], indent="").splitlines()
+    return "\n".join([head, *(f"{line}\n{_details(config)}" for line, config in zip(lines, configs, strict=True))])
+
+
+def _config(file: Path) -> Config:
+    """The schema's defaults with what the file sets."""
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(file)))
+    assert isinstance(config, Config)
+    return config
 
 
 def _row(config: Config) -> list[str]:
@@ -33,27 +48,22 @@ def _row(config: Config) -> list[str]:
         config.adv_estimator,
         algo.policy_loss,
         f"{algo.clip_ratio_low:g} / {algo.clip_ratio_high:g}" if clips else "none",
-        _kl(algo),
         algo.loss_aggregation,
-        ", ".join(_beyond(config, algorithm)) or "-",
-        algo.paper,
     ]
 
 
-def _kl(algo: AlgoConfig) -> str:
-    """Where the KL to the reference stands, with its estimator and coefficient."""
-    places = []
-    if algo.kl_reward_coef > 0:
-        places.append(f"reward, {algo.kl_reward_estimator}, {algo.kl_reward_coef:g}")
-    if algo.kl_loss_coef > 0:
-        places.append(f"loss, {algo.kl_loss_estimator}, {algo.kl_loss_coef:g}")
-    return "; ".join(places) or "none"
+def _details(config: Config) -> str:
+    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    parts = [*_beyond(config, algorithm), config.algo.paper]
+    return "\n".join(wrap("; ".join(filter(None, parts)), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
 
 
 def _beyond(config: Config, algorithm: Algorithm) -> list[str]:
     """What else an algorithm turns on."""
     algo, critic = config.algo, config.critic
     switches = [
+        (algo.kl_reward_coef > 0, f"KL in the reward ({algo.kl_reward_estimator}, {algo.kl_reward_coef:g})"),
+        (algo.kl_loss_coef > 0, f"KL in the loss ({algo.kl_loss_estimator}, {algo.kl_loss_coef:g})"),
         (algorithm.estimator.needs_greedy, "greedy response per prompt"),
         (algo.whiten_advantages or algorithm.estimator.whitens, "advantages whitened"),
         (algo.lam_length_alpha is not None, f"lambda by length, alpha {algo.lam_length_alpha}"),

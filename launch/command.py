@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from tandem.platform.terminal import say
 
 Main = Callable[[list[str]], int]
+Decorator = Callable[[Main], Callable[..., int]]
 OURS = "tandem."  # modules whose exceptions say all that there is to say
 SCRIPTS = {
     "main": "train",
@@ -38,7 +39,9 @@ def as_called(text: str) -> str:
     )
 
 
-def command(problem: str, usage: str = "") -> Callable[[Main], Callable[..., int]]:
+def command(
+    problem: str, usage: str = "", settings: Callable[[], str] | None = None
+) -> Callable[[Main], Callable[..., int]]:
     """Makes a command of a function from arguments to an exit code; without arguments it takes those of the process.
 
     One of tandem's own errors is told in its words behind `problem`, with exit code 2; any other with its traceback, with
@@ -46,6 +49,7 @@ def command(problem: str, usage: str = "") -> Callable[[Main], Callable[..., int
 
     Args:
         usage: printed for -h and --help.
+        settings: makes what is printed for --settings.
     """
 
     def decorate(main: Main) -> Callable[..., int]:
@@ -55,6 +59,9 @@ def command(problem: str, usage: str = "") -> Callable[[Main], Callable[..., int
             try:
                 if usage and {"-h", "--help"} & set(arguments):
                     say(as_called(usage))
+                    return 0
+                if settings and "--settings" in arguments:
+                    say(settings())
                     return 0
                 return main(arguments)
             except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from tandem.launch.command import as_called
+from tandem.launch.other_names import ours
 from tandem.launch.overrides import Typed, parse
 from tandem.platform.config import Config, ConfigError
 
@@ -30,6 +31,7 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     from omegaconf.errors import OmegaConfBaseException
 
     register_schema()
+    refuse_options(overrides)
     overrides = [_with_home(override) for override in overrides]
     given = check_overrides(overrides)
     groups = config_groups()
@@ -107,6 +109,19 @@ def register_schema() -> None:
     ConfigStore.instance().store(name="schema", node=Config)
 
 
+def refuse_options(overrides: Sequence[str]) -> None:
+    """Refuses what is written as an option, as `--learning_rate=1e-6`.
+
+    Raises:
+        ConfigError: with the setting that it may stand for.
+    """
+    for line in overrides:
+        if line.startswith("-"):
+            name = line.split("=")[0].split()[0].lstrip("-")
+            hint = name and (f". Write {name}=VALUE" if name in setting_keys() else _nearest(name, list(setting_keys())))
+            raise ConfigError(f"{line}: no such option; settings are given as key=value, see --help{hint}")
+
+
 def check_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """The dotted keys and groups that the overrides set, with their values; refuses what does not exist, also with `+`.
 
@@ -146,7 +161,7 @@ def _check_choice(line: str, key: str, value: Any, choices: list[str]) -> None:
         raise ConfigError(f"{line}: write {key}=NAME, with one of {', '.join(choices)}")
     if value not in choices:
         shown = "null" if value is None else value
-        raise ConfigError(f"{key}={shown}: there is {', '.join(choices)}{_nearest(str(value), choices)}")
+        raise ConfigError(f"{key}={shown}: there is {', '.join(choices)}{_alike(str(value), choices)}")
 
 
 def _checked_leaves(key: str, value: Any, keys: dict[str, bool], groups: dict[str, list[str]]) -> dict[str, Any]:
@@ -164,11 +179,16 @@ def _checked_leaves(key: str, value: Any, keys: dict[str, bool], groups: dict[st
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    if named := ours(word):
+        return f". Here it is {named.ours}{f' ({named.note})' if named.note else ''}"
+    return _alike(word, known) or as_called(". `python launch/main.py --settings` lists all")
+
+
+def _alike(word: str, known: Sequence[str]) -> str:
     leaf = word.rpartition(".")[2]
     same_name = [key for key in known if key.rpartition(".")[2] == leaf]
-    found = (same_name or close)[:1]
-    return f". Did you mean {found[0]}?" if found else as_called(". `python launch/main.py --settings` lists all")
+    found = (same_name or get_close_matches(word, known, n=1, cutoff=0.5))[:1]
+    return f". Did you mean {found[0]}?" if found else ""
 
 
 def setting_keys(cls: type = Config, prefix: str = "") -> dict[str, bool]:

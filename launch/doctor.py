@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tandem.launch.command import command
 from tandem.launch.compose import compose
+from tandem.launch.settings import settings_table
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.plan import human_bytes
 from tandem.platform.terminal import say
@@ -189,7 +190,7 @@ CHECKS: tuple[Callable[[Config], Iterable[Finding]], ...] = (
 )
 
 
-@command("configuration error", USAGE)
+@command("configuration error", USAGE, settings_table)
 def main(arguments: list[str]) -> int:
     """Prints the findings as they come; returns the exit code (0 all is well, 1 something failed, 2 not looked)."""
     config, _ = compose(arguments)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.launch.command import command
+from tandem.launch.settings import settings_table
 from tandem.platform.config import ConfigError
 from tandem.platform.files import write_json
 from tandem.platform.terminal import say
@@ -23,7 +24,7 @@ Samples responses to held-out prompts and scores them, in this process. Takes th
   to=FILE                     also write the numbers as JSON"""
 
 
-@command("cannot evaluate", USAGE)
+@command("cannot evaluate", USAGE, settings_table)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 measured, 2 not)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

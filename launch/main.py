@@ -11,6 +11,7 @@ import time
 
 try:
     from tandem.launch.command import command
+    from tandem.launch.settings import settings_table
     from tandem.platform.terminal import say
 except ModuleNotFoundError as error:
     raise SystemExit(
@@ -39,25 +40,16 @@ Records go to outputs/<run.name>/: metrics.jsonl, summary.json, report.html, che
 Started again with its run.name, a run goes on from its newest checkpoint."""
 
 
-@command("configuration error", USAGE)
+@command("configuration error", USAGE, settings_table)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 finished, 1 failed, 2 not started, 130 interrupted)."""
-    if "--settings" in arguments:
-        from tandem.launch.settings import settings_table
-
-        say(settings_table())
-        return 0
     started_at = _command_start()
     # OpenMP threads that spin while they wait make a step ten times slower as soon as another process wants a core.
     # Read when torch is loaded; a private Ray hands it to every worker.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
     from tandem.launch.compose import compose
-    from tandem.platform.config import ConfigError
 
-    unknown = [argument for argument in arguments if argument.startswith("-") and "=" not in argument]
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: no such option; settings are given as key=value, see --help")
     config, given = compose(arguments)
     from tandem.platform.validate import validate
 

@@ -68,6 +68,25 @@ def test_settings_can_be_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings", "no", "such", "thing"]) == 1
 
 
+@pytest.mark.parametrize("name", ["train", "evaluate", "doctor", "benchmark"])
+def test_commands_that_take_settings_list_them(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--settings"]) == 0
+    said = capsys.readouterr().out
+    assert "actor.lr_schedule=constant" in said
+    assert ("completions: 256" in said) == (name == "benchmark")
+
+
+def test_the_algorithms_fit_a_terminal(capsys: pytest.CaptureFixture[str], repo: Path) -> None:
+    assert main(["algorithms"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    shown = {line.split()[0] for line in lines[1:] if not line.startswith(" ")}
+    assert shown == {file.stem for file in (repo / "conf" / "algo").glob("*.yaml")}
+    [vapo] = [number for number, line in enumerate(lines) if line.startswith("vapo")]
+    assert lines[vapo].split() == ["vapo", "yes", "gae", "clipped_surrogate", "0.2", "/", "0.28", "token-mean"]
+    assert "lambda by length, alpha 0.05; NLL of right answers, 0.1" in lines[vapo + 1]
+
+
 def test_it_runs_from_another_folder_and_ends_with_its_reader(tmp_path: Path) -> None:
     """As `tandem settings | head -1`."""
     tandem = Path(sys.executable).with_name("tandem")

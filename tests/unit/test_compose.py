@@ -14,6 +14,7 @@ import tandem.conf
 from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
 from tandem.launch.facts import flat
 from tandem.launch.folder import settings_yaml
+from tandem.launch.other_names import NAMES
 from tandem.launch.runs import read
 from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.validate import validate
@@ -335,3 +336,30 @@ def test_a_real_model_has_room_for_real_prompts() -> None:
     assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (512, 512)
     config, _ = compose(["model.path=base", "data.max_prompt_tokens=77"])
     assert config.data.max_prompt_tokens == 77
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("learning_rate=1e-6", "learning_rate: no such setting. Here it is actor.lr"),
+        ("actor_rollout_ref.rollout.n=4", "Here it is rollout.samples_per_prompt"),
+        ("rollout.n=4", "Here it is rollout.samples_per_prompt"),
+        ("lr=1", "Here it is actor.lr"),
+        ("--num_generations=8", "no such option; settings are given as key=value, see --help. Here it is rollout.samples"),
+        ("--run.name=a", "see --help. Write run.name=VALUE"),
+        ("beta=0.04", "Here it is algo.kl_loss_coef (0 is off"),
+    ],
+)
+def test_names_of_other_frameworks_are_translated(typed: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([typed])
+    assert said in str(caught.value)
+
+
+def test_names_of_other_frameworks_stand_for_what_exists() -> None:
+    known = {*setting_keys(), *config_groups()}
+    assert [one.ours for one in NAMES if one.ours not in known] == []
+    assert len({one.ours for one in NAMES}) == len(NAMES)
+    full = [name for one in NAMES for name in one.verl]
+    assert len(set(full)) == len(full)
+    assert not known & {name for one in NAMES for name in (*one.trl, *one.openrlhf)}
