@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -11,22 +15,69 @@ from tandem.launch.roles import request_of, wants_gpu
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config
-from tandem.platform.plan import render
+from tandem.platform.plan import render, table
+from tandem.platform.rewards import shorten, verifier_of
 from tandem.workers.cluster import usable_cpus
 from tandem.workers.models import skeleton
 from tandem.workers.placement import plan_placement
+from tandem.workers.tiny import describe_tiny
 
 
-def dry_run(config: Config) -> str:
-    """The plan as text: batch table, roles, bundles, estimated memory, versions."""
+def dry_run(config: Config, note: Callable[[str], None]) -> str:
+    """The plan as text: data, batch table, roles, bundles, estimated memory, versions.
+
+    Data, the model's files besides its weights, and reward functions are read, so that what a run would refuse at its
+    start is refused here; Ray is not started, and no weight is loaded.
+
+    Args:
+        note: shows a line.
+
+    Raises:
+        ConfigError, DataError: the run could not start, and why.
+    """
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    prepare.check_engine(config)
     bundles: list[Any] = []
     if config.cluster.name != "inline":
         gpu = wants_gpu(config, torch.cuda.is_available())
         node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(torch.cuda.device_count())}
         bundles = list(plan_placement(request_of(config, algorithm, gpu), [node]).bundles)
-    steps = config.run.steps  # run.epochs needs the data, which a plan does not read
-    return render(config, algorithm, steps, count_parameters(config), bundles, versions())
+    with TemporaryDirectory() as folder:
+        path = config.model.path
+        if path is None:
+            describe_tiny(config.model, config.task, Path(folder))
+            path = folder
+        prepare.check_model(config, path)
+        data = prepare.inputs(config, path, note)
+    _check_rewards(config)
+    plan = render(config, algorithm, data.steps, count_parameters(config), bundles, versions())
+    return f"data\n{data_table(data)}\n\n{plan}"
+
+
+def data_table(data: prepare.Inputs) -> str:
+    """The training data and the held-out sets, with their first and last prompts."""
+    rows = [["set", "prompts", "tokens each", "first", "last"]]
+    sets = [("train", [row.ids for row in data.source.rows], [row.text for row in data.source.rows])]
+    sets += [(found.name, [p.ids for p in found.prompts], [p.text for p in found.prompts]) for found in data.evaluations]
+    for name, ids, texts in sets:
+        lengths = sorted(map(len, ids))
+        shown = [repr(shorten(text, 40)) for text in (texts[0], texts[-1])]
+        rows.append([name, f"{len(ids):,}", f"{lengths[0]} to {lengths[-1]}", *shown])
+    return table(rows)
+
+
+def _check_rewards(config: Config) -> None:
+    """Loads the reward functions as a run does, in processes of their own.
+
+    Raises:
+        ConfigError, RewardError: one cannot be loaded.
+    """
+    from tandem.workers.reward import RewardSpec, RewardWorker
+
+    reward = replace(config.reward, model=None)  # whose files are checked with the policy's
+    if reward.functions or reward.function:
+        verifier = verifier_of(config.eval.function, config.reward.functions)
+        RewardWorker(RewardSpec(replace(reward, processes=1), verifier=verifier)).close()
 
 
 def count_parameters(config: Config) -> int:

@@ -118,6 +118,7 @@ def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) 
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     from tandem.launch.checkpoint import CheckpointError
+    from tandem.launch.sharing import follow_umask
     from tandem.workers.models import saved_tensors
 
     place = to.resolve()  # a link to an empty folder stays one
@@ -135,6 +136,7 @@ def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) 
             raise CheckpointError(
                 f"{to} would not load as it was written: {len(different)} tensors differ, {different[0]} first"
             )
+        follow_umask(draft)  # weights are written, and the description's folder made, for the user alone
         draft.replace(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -16,6 +16,7 @@ from tandem.launch.checkpoints import Checkpoints
 from tandem.launch.facts import about
 from tandem.launch.manifest import RunIdentity
 from tandem.launch.settings_file import as_yaml
+from tandem.launch.sharing import follow_umask
 from tandem.launch.stores import CHECKPOINTS
 from tandem.launch.versions import versions
 from tandem.platform.config import Config, ConfigError
@@ -67,6 +68,7 @@ def make_folder(
         _set_aside(folder, note)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        follow_umask(folder)  # also where it was shared otherwise before
         (folder / "summary.json").unlink(missing_ok=True)
         write_text(folder / "config.yaml", settings_yaml(config))
         write_json(folder / "versions.json", versions())

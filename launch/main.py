@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     if config.dry_run:
         from tandem.launch.dry_run import dry_run
 
-        say(dry_run(config))
+        say(dry_run(config, say))
         return 0
     from tandem.launch.run import run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,28 @@ def model_path(config: Config, on_progress: Callable[[int, int], None]) -> str:
     from tandem.workers.tiny import prepare_tiny
 
     return str(prepare_tiny(config.model, config.task, on_progress))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The data of a run, as tokens of its model."""
+
+    source: PromptSource
+    evaluations: list[Evaluation]
+    steps: int
+
+
+def inputs(config: Config, model: str, note: Callable[[str], None]) -> Inputs:
+    """Reads the data of the run for the model at `model`, a folder or hub name, and refuses what cannot be trained on.
+
+    Raises:
+        ConfigError, DataError: why, and what to set.
+    """
+    tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
+    check_critic(config, model, tokenizer)
+    check_stop_ids(config, model, tokenizer)
+    source = training_prompts(config, model, tokenizer, note)
+    return Inputs(source, evaluations(config, model, tokenizer, note), training_steps(config, len(source.rows)))
 
 
 def training_prompts(config: Config, model: str, tokenizer: Any, note: Callable[[str], None]) -> PromptSource:

@@ -20,6 +20,7 @@ from tandem.launch.folder import folder_of, make_folder, name_run
 from tandem.launch.lease import only_writer
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
+from tandem.launch.sharing import shared_with
 from tandem.launch.signals import Signals, Terminated, unwrapped
 from tandem.launch.sinks import Sinks
 from tandem.launch.witness import Witness
@@ -37,7 +38,6 @@ from tandem.platform.terminal import say
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
 from tandem.workers.private_cluster import session_folder
-from tandem.workers.tokenizer import load_tokenizer
 from tandem.workers.training_state import StateError
 
 WITNESS_S = 5.0  # for the witness of a run that was killed, which completes its records
@@ -107,7 +107,10 @@ def _run(config: Config, started_at: float, signals: Signals) -> int:
     name_run(config, started_at)
     notes: list[str] = []
     checkpoints = checkpoints_of(config)
+    with suppress(OSError):  # told below, with the run's own folder
+        Path(config.run.dir).mkdir(parents=True, exist_ok=True)
     with (
+        shared_with(config.run.share),
         claimed(folder_of(config), wait_s=WITNESS_S),
         only_writer(checkpoints.fs, checkpoints.root, notes.append) as checkpoints.check_alone,
     ):
@@ -157,12 +160,8 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
     path = prepare.model_path(config, lambda step, total: _show_warm_start(display, step, total))
     prepare.check_model(config, path)
     display.phase("data")
-    tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
-    prepare.check_critic(config, path, tokenizer)
-    prepare.check_stop_ids(config, path, tokenizer)
-    source = prepare.training_prompts(config, path, tokenizer, display.note)
-    evaluations = prepare.evaluations(config, path, tokenizer, display.note)
-    steps = prepare.training_steps(config, len(source.rows))
+    data = prepare.inputs(config, path, display.note)
+    source, evaluations, steps = data.source, data.evaluations, data.steps
     display.phase("roles")
     scheduled = with_total_steps(config, steps, algorithm.needs_critic)
     with roles_of(scheduled, algorithm, path, outputs, signals) as roles:

@@ -21,6 +21,11 @@ class RunConfig:
 
     name: str | None = setting(None, "name of the run; default: <algo>-seed<seed>-<date>-<time>")
     dir: str = setting("outputs", "folder that holds one folder per run")
+    share: str = setting(
+        "private",
+        "who may read the run's folder besides you: nobody, the group, or all",
+        choices=("private", "group", "all"),
+    )
     seed: int = setting(0, "seed of data order and sampling", at_least=0)
     steps: int | None = setting(None, "training steps (one batch of prompts each)", at_least=0)
     epochs: float | None = setting(None, "passes over the training data, instead of run.steps", above=0)

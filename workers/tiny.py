@@ -58,6 +58,16 @@ def prepare_tiny(model: ModelConfig, task: TaskConfig, on_progress: Progress | N
     return folder
 
 
+def describe_tiny(model: ModelConfig, task: TaskConfig, folder: Path) -> None:
+    """Writes what belongs to the embedded model besides its weights into a folder: config and tokenizer."""
+    tokenizer = character_tokenizer(load_task(task).characters)
+    with torch.device("meta"):
+        made = tiny_model(model.tiny, tokenizer)
+    made.config.save_pretrained(folder)
+    made.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def cache_root() -> Path:
     """Where tandem keeps what it can rebuild: $TANDEM_CACHE, $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
     if own := os.environ.get("TANDEM_CACHE"):

@@ -11,8 +11,12 @@ from small_models import small_config
 from transformers import Qwen2ForCausalLM
 
 from tandem.launch import prepare
+from tandem.launch.compose import compose
+from tandem.launch.dry_run import dry_run
 from tandem.platform.config import Config, ConfigError, ModelConfig
 from tandem.platform.data import DataError
+from tandem.platform.rewards import RewardError
+from tandem.platform.validate import validate
 from tandem.workers.models import load_policy
 from tandem.workers.tiny import character_tokenizer
 from tandem.workers.tokenizer import load_tokenizer
@@ -173,3 +177,41 @@ def test_prompts_in_unknown_characters_are_counted(tmp_path: Path) -> None:
     prepare.training_prompts(config, save(tmp_path / "model"), character_tokenizer(DIGITS), notes.append)
     [note] = notes
     assert "1 of 2 prompts have characters that the model's tokenizer does not know" in note
+
+
+def planned(*overrides: str) -> str:
+    config, given = compose(["cluster=inline", *overrides])
+    validate(config, given)
+    return dry_run(config, print)
+
+
+def test_a_dry_run_reads_what_a_run_would_read(tmp_path: Path) -> None:
+    model, rows = save(tmp_path / "model"), data(tmp_path, ("1+1=", "2"), ("12+3=", "15"), ("9+9=", "18"))
+    mine = tmp_path / "mine.py"
+    mine.write_text("def score(sample):\n    return 1.0\n")
+    own = [f"model.path={model}", f"data.train={rows}", f"data.eval={rows}", "run.epochs=2", "data.prompts_per_step=1"]
+    plan = planned(*own, f"reward.function={mine}:score", "rollout.max_response_tokens=16", "data.max_prompt_tokens=8")
+    lines = [line.split() for line in plan.splitlines()]
+    assert ["train", "3", "4", "to", "5", "'1+1='", "'9+9='"] in lines
+    assert ["training", "steps", "6", "steps"] in lines
+    assert ["data", "3", "4", "to", "5", "'1+1='", "'9+9='"] in lines
+
+
+def test_a_dry_run_refuses_what_a_run_would_refuse(tmp_path: Path) -> None:
+    model, rows = save(tmp_path / "model"), data(tmp_path, ("1+1=", "2"))
+    own = [f"model.path={model}", "rollout.max_response_tokens=16", "data.max_prompt_tokens=8", "data.prompts_per_step=1"]
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": }\n')
+    with pytest.raises(DataError, match=r"broken\.jsonl, line 2, column 30"):
+        planned(*own, f"data.train={broken}")
+    mine = tmp_path / "mine.py"
+    mine.write_text("def score(sample:\n    return 1.0\n")
+    with pytest.raises(RewardError, match=r"could not import .*mine\.py:1: SyntaxError"):
+        planned(*own, f"data.train={rows}", f"reward.function={mine}:score")
+    mine.write_text("def other(sample):\n    return 1.0\n")
+    with pytest.raises(RewardError, match=r"mine\.py"):
+        planned(*own, f"data.train={rows}", f"eval.function={mine}:score")
+    with pytest.raises(DataError, match="no such file"):
+        planned(*own, f"data.train={rows}", f"data.eval={tmp_path / 'none.jsonl'}")
+    with pytest.raises(ConfigError, match=r"reward\.model=.*none cannot be loaded"):
+        planned(*own, f"data.train={rows}", f"reward.model={tmp_path / 'none'}")

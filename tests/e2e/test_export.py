@@ -58,6 +58,12 @@ def test_what_is_exported_is_what_was_trained(trained: Path, tmp_path: Path) -> 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "1+2"}], tokenize=False) == "1+2="
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == len(tokenizer)
+    own = tmp_path / "own"
+    own.mkdir()  # as the umask wants it
+    (own / "file").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert modes == {(own / "file").stat().st_mode}
+    assert (tmp_path / "out").stat().st_mode == own.stat().st_mode
 
 
 def test_vllm_samples_from_it_what_transformers_does(trained: Path, tmp_path: Path) -> None:
