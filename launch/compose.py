@@ -16,6 +16,8 @@ from tandem.launch.overrides import Typed, parse
 from tandem.platform.config import Config, ConfigError
 
 CONF = "pkg://tandem.conf"
+OWN_CODE = (("", "adv_estimator"), ("algo", "policy_loss"), ("reward", "function"), ("eval", "function"))
+"""Section and name of the settings that may be `path.py:name`."""
 
 
 def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
@@ -84,10 +86,11 @@ def _make_absolute(config: Config) -> None:
         path = getattr(owner, name)
         if path is not None and _exists(_absolute(path)):
             setattr(owner, name, str(_absolute(path)))
-    for section in (config.reward, config.eval):
-        if section.function is not None:
-            path, colon, function = section.function.rpartition(":")
-            section.function = f"{_absolute(path)}{colon}{function}" if path else function
+    for section, name in OWN_CODE:
+        own: Any = getattr(config, section) if section else config
+        path, colon, function = (getattr(own, name) or "").rpartition(":")
+        if path:
+            setattr(own, name, f"{_absolute(path)}{colon}{function}")
 
 
 def _absolute(path: str) -> Path:

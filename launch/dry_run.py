@@ -16,7 +16,8 @@ from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config
 from tandem.platform.plan import render, table
-from tandem.platform.rewards import shorten, verifier_of
+from tandem.platform.rewards import verifier_of
+from tandem.platform.terminal import shorten
 from tandem.workers.cluster import usable_cpus
 from tandem.workers.models import skeleton
 from tandem.workers.placement import plan_placement

@@ -69,7 +69,7 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
 
     from tandem.launch.checkpoint import CheckpointError
     from tandem.launch.checkpoints import open_newest
-    from tandem.platform.rewards import shorten
+    from tandem.platform.terminal import shorten
     from tandem.workers.models import DTYPES, LOAD_ERRORS, saved_tensors
     from tandem.workers.training_state import FIXED, WEIGHTS
 

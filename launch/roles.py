@@ -55,7 +55,6 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
             config.actor,
             config.trainer,
             config.algo,
-            algorithm.objective.loss,
             temperature,
             longest,
             budget,
@@ -89,6 +88,7 @@ def files_of(config: Config, path: str, roles: Collection[str]) -> list[NodeFile
         ("model.path", path, (*models, "reward") if rewards.model else models),
         ("critic.path", config.critic.path, ("critic",)),
         ("reward.model", rewards.model, ("reward",)),
+        ("algo.policy_loss", config.algo.policy_loss.rpartition(":")[0], ("actor",)),
         *(("reward.function", spec.rpartition(":")[0], ("reward",)) for spec in functions if spec and ":" in spec),
     ]
     found = {file: NodeFile(key, file, tuple(r for r in needs if r in roles)) for key, file, needs in named if file}

@@ -1,9 +1,10 @@
 """The algorithms, as data.
 
 An algorithm is a record: which estimator gives its advantages and which objective its policy follows. Numbers live in
-`conf/algo/*.yaml`. To add one: write the estimator or the loss as a pure function in `advantages.py` or `losses.py`, add a
-line to a dict below, its name to the choices in `config.py` or `config_algo.py`, and a YAML file with its numbers. Nothing
-else mentions it: the loop asks the record what it needs.
+`conf/algo/*.yaml`. Nothing else mentions it: the loop asks the record what it needs. Parts of your own are given as
+`adv_estimator=path.py:name` and `algo.policy_loss=path.py:name`. To add one here, write it as a pure function in
+`advantages.py` or `losses.py`, and add a line to a dict below, its name to the choices in `config.py` or `config_algo.py`,
+and a YAML file with its numbers.
 `ALGORITHMS.md` has the formulas.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +21,9 @@ from torch import Tensor
 from tandem.platform import advantages as estimate
 from tandem.platform import losses
 from tandem.platform.batch import Credit, RolloutBatch, Values
+from tandem.platform.config import ConfigError
 from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.user_code import load_attribute
 
 Advantages = Callable[[RolloutBatch, Values | None, AlgoConfig], Credit]
 """(samples with their final token rewards, values if there is a critic, numbers) -> credit."""
@@ -186,6 +191,42 @@ POLICY_LOSSES: dict[str, Objective] = {
 """By the name used in `algo.policy_loss`."""
 
 
+@lru_cache(maxsize=16)
 def resolve(name: str, adv_estimator: str, policy_loss: str) -> Algorithm:
-    """The record of an algorithm called `name`, from the parts chosen in the configuration."""
-    return Algorithm(name, ESTIMATORS[adv_estimator], POLICY_LOSSES[policy_loss])
+    """The record of an algorithm called `name`, from the parts chosen in the configuration.
+
+    Raises:
+        ConfigError: one of them is neither built in nor found as `path.py:name`.
+    """
+    return Algorithm(name, estimator_of(adv_estimator), objective_of(policy_loss))
+
+
+def estimator_of(spec: str) -> Estimator:
+    """A built-in estimator, or that of a user's file: an `Estimator`, or a function like those above.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return ESTIMATORS[spec] if spec in ESTIMATORS else _own(spec, "adv_estimator", Estimator)
+
+
+def objective_of(spec: str) -> Objective:
+    """A built-in objective, or that of a user's file: an `Objective`, or a function like those above.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return POLICY_LOSSES[spec] if spec in POLICY_LOSSES else _own(spec, "algo.policy_loss", Objective)
+
+
+Part = TypeVar("Part", Estimator, Objective)
+
+
+@lru_cache(maxsize=16)
+def _own(spec: str, setting: str, kind: type[Part]) -> Part:
+    found = load_attribute(spec, setting, ConfigError)
+    if isinstance(found, kind):
+        return found
+    if not callable(found):
+        raise ConfigError(f"{setting}={spec} is of type {type(found).__name__}, no function and no {kind.__name__}")
+    return kind(found)

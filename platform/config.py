@@ -315,7 +315,8 @@ class Config:
 
     adv_estimator: str = setting(
         "gae",
-        "advantage estimator; decides whether there is a critic",
+        "advantage estimator, your own as path.py:name; decides whether there is a critic",
+        or_path=True,
         choices=(
             "gae",
             "grpo",

@@ -16,7 +16,10 @@ class AlgoConfig:
     name: str = setting("ppo", "what the numbers are called")
     paper: str = setting("", "where they come from")
     policy_loss: str = setting(
-        "clipped_surrogate", "policy objective", choices=("clipped_surrogate", "gspo", "cispo", "policy_gradient")
+        "clipped_surrogate",
+        "policy objective, your own as path.py:name",
+        or_path=True,
+        choices=("clipped_surrogate", "gspo", "cispo", "policy_gradient"),
     )
     gamma: float = setting(1.0, "discount per token (gae, reinforce_pp)", at_least=0, at_most=1)
     lam: float = setting(1.0, "lambda of GAE: the critic's returns, and the advantages (gae)", at_least=0, at_most=1)

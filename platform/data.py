@@ -12,7 +12,8 @@ from typing import Any
 from tandem.platform.datafile import DataError as DataError
 from tandem.platform.datafile import read_records
 from tandem.platform.readers import kind_of
-from tandem.platform.rewards import REWARDS, Sample, describe_exception
+from tandem.platform.rewards import REWARDS, Sample
+from tandem.platform.user_code import describe_exception
 
 
 @dataclass(frozen=True)

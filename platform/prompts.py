@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tandem.platform.data import DataError, Row
 from tandem.platform.prefill import gives_answer
-from tandem.platform.rewards import shorten
+from tandem.platform.terminal import shorten
 
 TELLING = 4  # last tokens of a text by which its end is found
 ASSISTANT = "assistant"  # the role that the policy plays in a chat

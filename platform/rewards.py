@@ -10,22 +10,18 @@ tenth of a second.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import inspect
 import math
 import operator
 import socket
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tandem.platform import grading
 from tandem.platform.config import RewardConfig
-from tandem.platform.search_path import put_first
+from tandem.platform.terminal import shorten
+from tandem.platform.user_code import load_attribute
 
 
 @dataclass(frozen=True)
@@ -207,22 +203,11 @@ def resolve(spec: str) -> tuple[str, RewardFunction]:
 
 
 def load_function(spec: str) -> RewardFunction:
-    """The function that `path.py:name` names; RewardError if there is none.
-
-    The file is run once, as a module, and may import files that lie beside it, now and later: their folder comes first
-    from here on, as if the file were run by itself. A module that is loaded already, as `json`, stays what it is.
-    """
-    location, _, name = spec.rpartition(":")
-    if not location or not name:
-        raise RewardError(f"a reward function is named as path.py:name, not {spec!r}")
-    path = Path(location).expanduser().resolve()
-    if not path.is_file():
-        raise RewardError(f"the file of reward function {spec!r} does not exist: {path}")
-    function = getattr(_load_module(path), name, None)
-    if function is None:
-        raise RewardError(f"{path} defines no {name!r}, which reward function {spec!r} names")
+    """The function that `path.py:name` names; RewardError if there is none. See `load_attribute`."""
+    function = load_attribute(spec, "reward function", RewardError)
     if not callable(function):
-        raise RewardError(f"{name!r} in {path} is of type {type(function).__name__}, not a function")
+        location, _, name = spec.rpartition(":")
+        raise RewardError(f"{name!r} in {location} is of type {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
 
 
@@ -247,22 +232,6 @@ def check_value(name: str, sample: Sample, value: Any) -> Outcome:
     if math.isinf(number):
         raise RewardError(f"{where} an infinite number {about}; return None if the sample cannot be scored")
     return Outcome(None, "nan") if math.isnan(number) else Outcome(number)
-
-
-def describe_exception(error: BaseException, file: str | None = None) -> str:
-    """`file:line: Type: message`, at the innermost line in `file` if there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file] or frames
-    place = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f"{error.filename}:{error.lineno}: "  # the traceback ends where the file was imported
-    return place + shorten(traceback.format_exception_only(error)[-1].strip(), 500)
-
-
-def shorten(text: str, limit: int = 80) -> str:
-    """The text, cut in the middle to at most `limit` characters."""
-    half = (limit - 3) // 2
-    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
 
 
 def _steps_outcome(pairs: Sequence[Any], characters: int) -> Outcome:
@@ -308,19 +277,3 @@ def _answer(sample: Sample) -> str:
     if sample.answer is None:
         raise ValueError("the data row has no answer (data.answer_key names its field)")
     return str(sample.answer).strip()
-
-
-def _load_module(path: Path) -> ModuleType:
-    name = f"tandem_reward_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
-        raise RewardError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    put_first(path.parent)
-    try:
-        found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise RewardError(f"could not import {path}: {describe_exception(error, str(path))}") from error
-    return module

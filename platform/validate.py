@@ -47,8 +47,10 @@ def _values(config: Config) -> Iterator[str]:
         if value is None:
             continue
         choices = meta.get("choices")
-        if choices and value not in choices:
-            yield f"{key}={value}: not one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
+        is_own = meta.get("or_path") and ":" in str(value)
+        if choices and value not in choices and not is_own:
+            own = ", nor path.py:name" if meta.get("or_path") else ""
+            yield f"{key}={value}: not one of {', '.join(choices)}{own}{did_you_mean(str(value), choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if isinstance(value, int) and abs(value) >= 2**63:

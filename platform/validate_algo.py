@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, Algorithm
+from tandem.platform.algorithms import Algorithm, estimator_of, objective_of
 from tandem.platform.config import Config
 from tandem.platform.shaping import overlong_buffer
 
@@ -73,8 +73,8 @@ def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
         )
     updates = config.train.epochs_per_batch * config.train.minibatches
     for part, one_update in (
-        (f"adv_estimator={config.adv_estimator}", ESTIMATORS[config.adv_estimator].one_update),
-        (f"algo.policy_loss={algo.policy_loss}", POLICY_LOSSES[algo.policy_loss].one_update),
+        (f"adv_estimator={config.adv_estimator}", estimator_of(config.adv_estimator).one_update),
+        (f"algo.policy_loss={algo.policy_loss}", objective_of(algo.policy_loss).one_update),
     ):
         if updates > 1 and one_update:
             yield (
@@ -114,7 +114,7 @@ def _on_the_last_step(config: Config) -> Iterator[str]:
         f"reward.clip={config.reward.clip}": config.reward.clip is not None,
         "reward.normalize=mean_std": config.reward.normalize == "mean_std",
     }
-    for key in (key for key, on in whole.items() if on and ESTIMATORS[config.adv_estimator].rewards_steps):
+    for key in (key for key, on in whole.items() if on and estimator_of(config.adv_estimator).rewards_steps):
         yield (
             f"{key} changes the reward of a whole response, and the change lands on its last step, which "
             f"adv_estimator={config.adv_estimator} compares with the other steps. Use reward.normalize=std or reward.scale"
@@ -132,7 +132,7 @@ def _without_effect(config: Config, given: Collection[str]) -> Iterator[str]:
             f"beyond rollout.max_response_tokens={longest} tokens, where no response ends. "
             "Set reward.overlong_buffer_tokens=1 or more"
         )
-    if ESTIMATORS[config.adv_estimator].whitens and "algo.whiten_advantages" in given and not algo.whiten_advantages:
+    if estimator_of(config.adv_estimator).whitens and "algo.whiten_advantages" in given and not algo.whiten_advantages:
         yield (
             f"algo.whiten_advantages=false is not read: adv_estimator={config.adv_estimator} whitens by definition. "
             "Remove it, or change adv_estimator"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.platform.algorithms import PolicyLoss
+from tandem.platform.algorithms import objective_of
 from tandem.platform.batch import LossOutput, RolloutBatch, TrainBatch
 from tandem.platform.checksum import checksum
 from tandem.platform.config import ActorConfig, AlgoConfig, ModelConfig, TrainerConfig
@@ -32,7 +32,6 @@ class ActorSpec:
     actor: ActorConfig
     trainer: TrainerConfig
     algo: AlgoConfig
-    policy_loss: PolicyLoss
     temperature: float
     max_response_tokens: int
     max_tokens_per_microbatch: int
@@ -48,6 +47,7 @@ class ActorWorker(TrainedWorker):
     def __init__(self, spec: ActorSpec, rank: Rank) -> None:
         super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s, spec.seed)
         self.spec = spec
+        self._policy_loss = objective_of(spec.algo.policy_loss).loss
         self._checksums: dict[str, int] = {}
         self._transport: Transport = ObjectStore()
 
@@ -109,4 +109,4 @@ class ActorWorker(TrainedWorker):
         # Without a bonus entropy is only watched, and needs no graph.
         with torch.set_grad_enabled(spec.algo.entropy_coef > 0):
             entropy = token_entropy(logits, spec.temperature)
-        return policy_objective(logprobs, entropy, batch, spec.policy_loss, spec.algo, spec.max_response_tokens)
+        return policy_objective(logprobs, entropy, batch, self._policy_loss, spec.algo, spec.max_response_tokens)

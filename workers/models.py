@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tandem.platform.batch import RolloutBatch, real_tokens
 from tandem.platform.config import ConfigError, ModelConfig
 from tandem.platform.logprobs import token_logprobs
-from tandem.platform.rewards import shorten
+from tandem.platform.terminal import shorten
 from tandem.workers.determinism import disable_dropout, without_rates
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

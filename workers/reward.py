@@ -13,7 +13,8 @@ import torch
 
 from tandem.platform.batch import Rollout, Score
 from tandem.platform.config import ConfigError, RewardConfig
-from tandem.platform.rewards import Outcome, RewardError, Sample, part_name, shorten
+from tandem.platform.rewards import Outcome, RewardError, Sample, part_name
+from tandem.platform.terminal import shorten
 from tandem.workers.reward_pool import RewardPool
 from tandem.workers.runtime import Rank, peak_memory_bytes, pick_device, show_stacks_on_request, use_threads
 

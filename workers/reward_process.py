@@ -34,13 +34,13 @@ from tandem.platform.rewards import (
     RewardFunction,
     Sample,
     check_value,
-    describe_exception,
     is_async,
     is_transient,
     resolve,
 )
 from tandem.platform.search_path import users_set_aside
 from tandem.platform.terminal import say, shown
+from tandem.platform.user_code import describe_exception
 from tandem.workers.frames import HEADER, frame, receive, send
 
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 24, 36

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.platform.algorithms import POLICY_LOSSES
 from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
 from tandem.platform.config import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
 from tandem.workers.actor import ActorSpec, ActorWorker
@@ -20,7 +19,6 @@ def actor(path: str, budget: int = 10_000, **algo: object) -> ActorWorker:
         actor=ActorConfig(lr=1e-2, eps=1e-4),  # else Adam makes a step of rounding noise
         trainer=TrainerConfig(bucket_mb=1),
         algo=AlgoConfig(**algo),  # type: ignore[arg-type]
-        policy_loss=POLICY_LOSSES["clipped_surrogate"].loss,
         temperature=0.8,
         max_response_tokens=8,
         max_tokens_per_microbatch=budget,

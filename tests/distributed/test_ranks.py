@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.algorithms import POLICY_LOSSES
 from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
 from tandem.platform.config import ActorConfig, AlgoConfig, ClusterConfig, CriticConfig, ModelConfig, TrainerConfig
 from tandem.platform.metrics import reduce_totals
@@ -49,8 +48,7 @@ def actor_spec(path: str, stage: int, policy_loss: str = "clipped_surrogate", bu
         model=ModelConfig(),
         actor=ActorConfig(lr=1e-2, grad_clip=0.5, eps=EPS),
         trainer=TrainerConfig(zero_stage=stage),
-        algo=AlgoConfig(entropy_coef=0.01, **algo),
-        policy_loss=POLICY_LOSSES[policy_loss].loss,
+        algo=AlgoConfig(entropy_coef=0.01, policy_loss=policy_loss, **algo),
         temperature=1.0,
         max_response_tokens=8,
         max_tokens_per_microbatch=budget,

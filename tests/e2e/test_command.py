@@ -357,6 +357,17 @@ def test_help_is_fast_and_a_dry_run_starts_nothing(repo: Path, cache: str, tmp_p
     assert not any(tmp_path.iterdir())
 
 
+PARTS = """
+from tandem.platform.batch import Credit
+
+def mine(batch, values, algo):
+    return Credit(3.0 * batch.response_mask.float())
+
+def follow(logprobs, old_logprobs, advantages, mask, algo):
+    return -5.0 * advantages + 0.0 * logprobs, mask & False
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "overrides"),
     [
@@ -368,11 +379,15 @@ def test_help_is_fast_and_a_dry_run_starts_nothing(repo: Path, cache: str, tmp_p
 def test_neighbours_of_a_reward_function_are_its_own(
     repo: Path, cache: str, tmp_path: Path, script: str, overrides: list[str]
 ) -> None:
+    """A user's files are found by their paths: the reward with what lies beside it, the estimator and the objective."""
     names = ["settings", "report", "evaluate", "run", "main", "resume", "roles", "export"]
     for name in names:
         (tmp_path / f"{name}.py").write_text("MINE = 1.0\n")
     code = f"import {', '.join(names[:4])}\ndef score(sample):\n    import {', '.join(names[4:])}\n"
     (tmp_path / "reward.py").write_text(f"{code}    return min(one.MINE for one in [{', '.join(names)}])\n")
+    (tmp_path / "parts.py").write_text(PARTS)
+    if script == "main.py":
+        overrides = [*overrides, f"adv_estimator={tmp_path}/parts.py:mine", f"algo.policy_loss={tmp_path}/parts.py:follow"]
     own = [f"reward.function={tmp_path}/reward.py:score", f"run.dir={tmp_path}/runs", "run.name=2024_01_05", *overrides]
     command_line = [sys.executable, str(repo / "launch" / script), *QUICK, "algo=grpo", *own]
     done = subprocess.run(command_line, capture_output=True, text=True, timeout=240, cwd=repo, env=environment(cache))
@@ -380,3 +395,5 @@ def test_neighbours_of_a_reward_function_are_its_own(
     if script == "main.py":
         metrics, _ = records(tmp_path / "runs" / "2024_01_05")
         assert metrics[-1]["reward/mean"] == 1.0
+        assert metrics[-1]["advantage/mean"] == 3.0
+        assert metrics[-1]["policy/loss"] == pytest.approx(-15.0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
+from tandem.launch.compose import compose
 from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
-from tandem.platform.config import Config, settings
+from tandem.platform.config import Config, ConfigError, settings
 from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.validate import validate
 
 
 def test_records() -> None:
@@ -35,3 +40,55 @@ def test_every_clip_setting_reaches_the_loss() -> None:
     losses, clipped = POLICY_LOSSES["clipped_surrogate"].loss(logprobs, torch.zeros(1, 3), advantages, mask, algo)
     assert torch.allclose(losses, torch.tensor([[-1.3, 0.9, 2.0]]))
     assert clipped.all()
+
+
+OWN = """
+from tandem.platform.advantages import group_relative, outcomes
+from tandem.platform.algorithms import Estimator
+from tandem.platform.batch import Credit
+from tandem.platform.losses import log_likelihood_loss
+
+def doubled(batch, values, algo):
+    rewards = outcomes(batch.token_rewards, batch.response_mask)
+    found = group_relative(rewards, batch.group_ids, batch.scored, group_std="none")
+    return Credit(2 * found[:, None] * batch.response_mask)
+
+pairs = Estimator(doubled, min_group=2)
+number = 3
+
+def likelihood(logprobs, old_logprobs, advantages, mask, algo):
+    return log_likelihood_loss(logprobs, advantages), mask & False
+"""
+
+
+def test_parts_of_a_users_own_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    made = resolve("mine", f"{file}:pairs", f"{file}:likelihood")
+    assert (made.needs_critic, made.estimator.min_group, made.objective.reads) == (False, 2, ())
+    assert resolve("mine", f"{file}:doubled", "gspo").estimator.min_group == 1  # a function says nothing of it
+    config, given = compose([f"adv_estimator={file}:pairs", f"algo.policy_loss={file}:likelihood"])
+    validate(config, given)
+    with pytest.raises(ConfigError, match=r"adv_estimator=.*own\.py:pairs compares the samples .* needs at least 2"):
+        validate(*compose([f"adv_estimator={file}:pairs", "rollout.samples_per_prompt=1"]))
+    with pytest.raises(ConfigError, match=r"algo\.gamma is set, but adv_estimator=.*own\.py:pairs does not read it"):
+        validate(*compose([f"adv_estimator={file}:pairs", "algo.gamma=0.9"]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("own.py:number", "adv_estimator=.*own.py:number is of type int, no function and no Estimator"),
+        ("own.py:none", "own.py defines no 'none', which adv_estimator"),
+        ("other.py:pairs", "the file of adv_estimator .* does not exist: .*other.py"),
+    ],
+)
+def test_parts_that_are_none_are_refused_by_name(tmp_path: Path, spec: str, said: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(ConfigError, match=said):
+        validate(*compose([f"adv_estimator={tmp_path}/{spec}"]))
+
+
+def test_a_name_that_is_no_part_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"adv_estimator=grop: not one of .*, nor path\.py:name\. Did you mean grpo\?"):
+        validate(*compose(["adv_estimator=grop"]))
