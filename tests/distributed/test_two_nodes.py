@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -137,6 +139,10 @@ def two_hosts(
             subprocess.run(["ip", "netns", "delete", name])
 
 
+GUIDE = re.findall(r"^(?:ray|tandem) .*$", (Path(__file__).parents[2] / "docs" / "two_hosts.md").read_text(), re.MULTILINE)
+"""The commands of the guide: Ray on the first host, on the others, and the run."""
+
+
 def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
     """Joins two network namespaces by a cable, with a Ray node of 1 CPU in each; the head's address.
 
@@ -146,6 +152,7 @@ def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
     def do(command: str) -> None:
         subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
 
+    first, other = (shlex.split(line.replace("HEAD", "10.77.0.1")) for line in GUIDE[:2])
     ray = str(Path(sys.executable).parent / "ray")
     do(f"ip netns add {names[1]}")
     do(f"ip link add t0 netns {names[0]} type veth peer name t1 netns {names[1]}")
@@ -154,20 +161,20 @@ def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
         do(f"ip -n {name} link set t{number} up")
         do(f"ip -n {name} link set lo up")
     common = "--num-cpus=1 --disable-usage-stats"
-    head = f"--head --port=6399 --node-ip-address=10.77.0.1 --include-dashboard=false --temp-dir={folder}"
-    do(f"ip netns exec {names[0]} {ray} start {head} {common}")
-    second = f"{ray} start --address=10.77.0.1:6399 --node-ip-address=10.77.0.2 {common}"
+    head = f"{' '.join(first[1:])} --node-ip-address=10.77.0.1 --include-dashboard=false --temp-dir={folder}"
+    do(f"ip netns exec {names[0]} {ray} {head} {common}")
+    second = f"{ray} {' '.join(other[1:])} --node-ip-address=10.77.0.2 {common}"
     script = f"mount -t tmpfs none '{hidden}' && exec {second}"
     subprocess.run(["ip", "netns", "exec", names[1], "sh", "-c", script], check=True, capture_output=True, timeout=60)
-    return "10.77.0.1:6399"
+    return "10.77.0.1:6379"
 
 
 def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, repo: Path, tmp_path: Path) -> None:
     """Two ranks of actor and critic and two replicas, spread over the hosts; weights go by broadcast, as hosts differ."""
     address, before = two_hosts
     overrides = [
-        *("algo=ppo", f"model.path={tiny_path}", f"cluster.address={address}"),
-        *("actor.ranks=2", "critic.ranks=2", "rollout.replicas=2", "rollout=hf", "placement.strategy=STRICT_SPREAD"),
+        *shlex.split(GUIDE[2].replace("HEAD:6379", address))[2:],
+        *(f"model.path={tiny_path}", "rollout=hf", "placement.strategy=STRICT_SPREAD"),
         *("trainer.device=cpu", "trainer.checksum_every=1", "run.steps=2", "run.name=two", f"run.dir={tmp_path}"),
         *("data.prompts_per_step=4", "rollout.samples_per_prompt=2", "rollout.max_response_tokens=4", "task.eval_size=4"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -159,3 +160,25 @@ def test_the_wheel_holds_everything(repo: Path, tmp_path: Path) -> None:
         if path.suffix in (".py", ".yaml", ".md") and not {"__pycache__", "results"} & set(path.parts)
     }
     assert packed == expected
+    check_installed(wheel, tmp_path)
+
+
+def check_installed(wheel: Path, folder: Path) -> None:
+    """What is installed from a wheel works in another folder, without the checkout."""
+    place, elsewhere = folder / "site", folder / "elsewhere"
+    elsewhere.mkdir()
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    tandem, own = str(place / "bin" / "tandem"), {**os.environ, "PYTHONPATH": str(place)}
+    where = "import tandem.launch.cli as found; print('grpo', found.__file__)"
+    for command in (
+        [tandem, "train", "algo=grpo", "dry_run=true"],
+        [tandem, "benchmark", "--settings"],
+        [tandem, "algorithms"],
+        ["-c", where],
+    ):
+        done = subprocess.run([sys.executable, *command], cwd=elsewhere, capture_output=True, text=True, env=own)
+        assert done.returncode == 0, done.stderr
+        assert "grpo" in done.stdout
+    assert Path(done.stdout.split()[1]).is_relative_to(place)
+    assert not any(elsewhere.iterdir())
