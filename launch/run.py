@@ -32,6 +32,7 @@ from tandem.platform.evaluate import Evaluation
 from tandem.platform.masked import masked_mean
 from tandem.platform.protocols import Roles, TrainingError
 from tandem.platform.records import Recorder, sample_rows
+from tandem.platform.samples import choose
 from tandem.platform.schedules import with_total_steps
 from tandem.platform.spans import Spans
 from tandem.platform.terminal import say
@@ -302,14 +303,15 @@ class Keeper:
 
 
 def _sample_rows(result: StepResult, kept: int) -> list[dict[str, Any]]:
-    """The first rollouts of a step as a person reads them."""
+    """Rollouts of a step as a person reads them, chosen by `choose`."""
     batch, collected = result.batch, result.collected
+    rollouts, scores = collected.rollouts, collected.scores
+    rows = choose([score.reward for score in scores], [rollout.prompt.group_id for rollout in rollouts], kept)
     gap = (batch.old_logprobs - batch.rollout.rollout_logprobs).abs()
     advantages, gaps = (
-        [float(masked_mean(values, mask)) for values, mask in zip(per_token[:kept], batch.mask[:kept], strict=True)]
-        for per_token in (batch.advantages, gap)
+        [float(masked_mean(per_token[row], batch.mask[row])) for row in rows] for per_token in (batch.advantages, gap)
     )
-    return sample_rows(collected.rollouts[:kept], collected.scores[:kept], advantages, gaps)
+    return sample_rows([rollouts[row] for row in rows], [scores[row] for row in rows], advantages, gaps)
 
 
 def _show_warm_start(display: Display, step: int, total: int) -> None:

@@ -299,7 +299,7 @@ class TrackingConfig:
 
     console: str = setting("auto", "live display, plain lines, or none", choices=("auto", "rich", "plain", "none"))
     samples_every: int = setting(20, "training steps between sample files; 0: none", at_least=0)
-    samples_kept: int = setting(8, "rollouts per sample file", at_least=1)
+    samples_kept: int = setting(8, "rollouts per sample file: best, worst, and others of as many prompts", at_least=1)
     sinks: list[str] = setting([], "trackers that are fed besides: tensorboard, wandb, mlflow")
     project: str = setting("tandem", "project (wandb) or experiment (mlflow) of the run")
     tags: list[str] = setting([], "words to find the run by")
