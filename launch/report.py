@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from tandem.launch.charts import areas, bars, lines
+from tandem.launch.charts import Shape, areas, bars, lines
 from tandem.launch.command import as_called, command
 from tandem.launch.markup import Markup, element, together
-from tandem.launch.runs import Run, read
+from tandem.launch.panels import Panel, panels
+from tandem.launch.runs import Run, changed, read
+from tandem.launch.style import STYLE
 from tandem.platform.config import ConfigError
 from tandem.platform.files import write_text
-from tandem.platform.records import Record, memory_key, read_metrics, read_samples
+from tandem.platform.plan import human_bytes
+from tandem.platform.records import Record, SampleRow, memory_key, read_metrics, read_samples, read_summary
 from tandem.platform.spans import PHASES
 from tandem.platform.terminal import say
 
 USAGE = "usage: python launch/report.py outputs/NAME\n\nWrites report.html into the folder of the run."
 GIB = 2**30
-SAMPLES = 60  # in the table, the newest
-STYLE = """
-:root { color-scheme: light; font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
-body { margin: 0 auto; max-width: 1480px; padding: 20px 24px 60px; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 8px; }
-.facts { display: flex; flex-wrap: wrap; gap: 4px 28px; color: #444; margin: 0; }
-.facts b { color: #1a1a1a; font-weight: 600; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); gap: 14px; }
-.charts svg { width: 100%; border: 1px solid #e2e2e2; border-radius: 4px; background: #fff; font-family: inherit; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; } .wide { overflow-x: auto; }
-th, td { text-align: left; vertical-align: top; padding: 5px 9px; border-bottom: 1px solid #e6e6e6; }
-th { background: #f4f4f4; position: sticky; top: 0; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 12px/1.4 ui-monospace, monospace; max-width: 460px; }
-.failed { color: #b00020; } details { margin-top: 10px; } summary { cursor: pointer; }
-@media print { .charts { grid-template-columns: 1fr 1fr; } svg, tr { break-inside: avoid; } }
-"""
+SAMPLES = 60  # shown, the newest
+CHART = Shape(width=360, titled=False)
+STEP = "training step"
+PLACES = {"worst": "lowest reward", "best": "highest reward"}
+UNTOLD = ("run.name", "run.dir")  # of the settings in the header: they are the run's own
 
 
 @command("report", USAGE)
@@ -68,17 +62,17 @@ def render(folder: Path) -> Markup:
     """
     run, steps = read(folder), read_metrics(folder)
     trained = [step for step in steps if "reward/mean" in step]
-    figures = _figures(steps, trained, run.verifier)
     settings = table([], [[key, value] for key, value in run.settings.items()])
     return page(
         run.name,
-        element("h1", run.name),
-        *_facts(run),
+        _header(run),
+        _tiles(run, steps, trained, read_summary(folder).total_s),
+        _about(run),
         element("h2", "Training"),
-        element("div", *(figures if any(figures) else [element("p", "No step has ended.")]), class_="charts"),
+        *_training(run, steps, trained),
         element("h2", "Samples"),
         *_samples(folder),
-        element("details", element("summary", "Settings"), settings),
+        element("details", element("summary", "All settings"), settings),
     )
 
 
@@ -105,52 +99,153 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], numbers: Seq
     return element("table", element("thead", row("th", head)) if head else None, body)
 
 
-def _facts(run: Run) -> list[Markup]:
-    facts = {"algo": run.algo, "step": run.step, "who": run.who, "when": run.when, "tags": run.tags}
-    status = element("span", run.status, class_="failed" if run.status == "failed" else None)
-    shown = {"status": status, **{key: value for key, value in facts.items() if value != ""}}
-    spans = [element("span", element("b", key), " ", value) for key, value in shown.items()]
+def _header(run: Run) -> Markup:
+    """Name, status and, of a run that failed, why."""
+    status = element("span", run.status, class_=f"badge {run.status}" if run.status in ("finished", "failed") else "badge")
+    facts = {"algorithm": run.algo, "by": run.who, "started": run.when.replace("T", " "), "tags": run.tags}
+    spans = [element("span", key, " ", element("b", value)) for key, value in facts.items() if value != ""]
     error = (run.error or "").strip().partition("\n")[0]
-    return [element("p", *spans, class_="facts"), *([element("p", error, class_="failed")] if error else [])]
+    return element(
+        "header",
+        element("div", element("h1", run.name), status, class_="head"),
+        element("p", *spans, class_="facts"),
+        element("p", error, class_="failed") if error else None,
+    )
 
 
-def _figures(steps: Sequence[Record], trained: Sequence[Record], verifier: str | None) -> list[Markup]:
-    """Every chart that the records have something for."""
-
-    def of(*keys: str, among: Sequence[Record] = trained) -> dict[str, list[tuple[float, float]]]:
-        points = {key: [(step["step"], step.get(key)) for step in among] for key in keys}
-        return {key: [(x, y) for x, y in own if x is not None and y is not None] for key, own in points.items()}
-
-    measured = [
-        key
-        for key in dict.fromkeys(key for step in steps for key in step)
-        if key.startswith("eval/") and key.endswith(("/greedy", "/mean"))
+def _tiles(run: Run, steps: Sequence[Record], trained: Sequence[Record], total_s: float | None) -> Markup:
+    """What came of the run, in a few numbers: each of the last with the first."""
+    measured = dict.fromkeys(key for step in steps for key in step if key.startswith("eval/") and key.endswith("/greedy"))
+    what = "held-out reward" if run.verifier is None else "held-out accuracy"
+    found = [(_number(last), f"{what}, {_set(key)}", first) for key in measured for first, last in [_ends(steps, key)]]
+    first, last = _ends(trained, "reward/mean")
+    found.append((_number(last), "mean reward of the last step", first))
+    shown = [
+        element("div", element("b", value), element("span", what), _at_first(start), class_="tile")
+        for value, what, start in found
     ]
-    rewards = dict.fromkeys(key for step in steps for key in step if key.startswith("eval/") and key.endswith("/reward"))
+    planned = run.settings.get("run.steps")
+    of = f" of {planned}" if isinstance(planned, int) else ""
+    rest = [
+        (f"{run.step}{of}", "training steps"),
+        (_duration(total_s), "from the command to the end"),
+        ("-" if run.memory is None else human_bytes(run.memory), "memory at the peak, all roles"),
+    ]
+    return element(
+        "div",
+        *shown,
+        *(element("div", element("b", value), element("span", what), class_="tile") for value, what in rest),
+        class_="tiles",
+    )
+
+
+def _ends(steps: Sequence[Record], key: str) -> tuple[float | None, float | None]:
+    """The first and the last value of a metric."""
+    values = [step.get(key) for step in steps if key in step]
+    return (values[0], values[-1]) if values else (None, None)
+
+
+def _at_first(value: float | None) -> Markup:
+    return element("span", f"{_number(value)} at first")
+
+
+def _duration(seconds: float | None) -> str:
+    """75 as "1 min 15 s"; a dash for a time that is not known, or that cannot be."""
+    if seconds is None or not 0 <= seconds < 1e9:
+        return "-"
+    minutes, hours = int(seconds / 60), int(seconds / 3600)
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{seconds:.0f} s"
+
+
+def _about(run: Run) -> Markup:
+    """Model, data, reward, and the settings that differ from the defaults."""
+    own = run.settings
+    task = f"embedded task {own.get('task.name', '')}".strip()
+    rewards = [key.partition(".functions.")[2] for key in own if key.startswith("reward.functions.")]
+    rewards += [str(own[key]) for key in ("reward.function", "reward.model") if own.get(key)]
+    different = {key: value for key, value in changed(run).items() if key not in UNTOLD}
+    held_out = [own.get("data.eval"), *(value for key, value in own.items() if key.startswith("data.eval_sets."))]
+    facts = {
+        "Model": own.get("model.path")
+        or f"embedded model, {own.get('model.tiny.layers', '-')} layers of width {own.get('model.tiny.hidden_size', '-')}",
+        "Training data": own.get("data.train") or task,
+        "Held-out data": ", ".join(str(one) for one in held_out if one) or (task if not own.get("data.train") else "none"),
+        "Reward": ", ".join(rewards) or "-",
+        "Verifier": run.verifier or ("none" if run.verifier is None else "-"),
+    }
+    chips = [element("code", f"{key}={value}") for key, value in different.items()]
+    terms = [part for key, value in facts.items() for part in (element("dt", key), element("dd", value))]
+    return element(
+        "dl",
+        *terms,
+        element("dt", "Differs from the defaults"),
+        element("dd", element("div", *chips, class_="chips") if chips else "nothing"),
+        class_="about",
+    )
+
+
+def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]:
+    """Every chart that the records have something for, and why others are missing."""
+    if not trained and not any(key.startswith("eval/") for step in steps for key in step):
+        return [element("p", "No step has ended.")]
+    chosen = panels(run.settings)
     phases = {
         phase: [(step["step"] or 0, step.get(f"time/{phase}_s") or 0.0) for step in trained]
         for phase in PHASES
         if any(f"time/{phase}_s" in step for step in trained)
     }
-    return [
-        lines("reward", of("reward/mean")),
-        lines(_measure(verifier), of(*measured, among=steps)),
-        *([lines("held-out reward", of(*rewards, among=steps))] if rewards else []),
-        lines("KL", of("policy/kl", "kl/sampled", "policy/approx_kl"), "nats per token"),
-        lines("entropy", of("policy/entropy"), "nats per token"),
-        lines("response length", of("response/length_mean", "response/length_max"), "tokens", zero=True),
-        lines("explained variance of the critic", of("critic/explained_variance")),
-        lines(
-            "clipped, truncated, without signal",
-            of("policy/clip_frac", "response/truncated_frac", "group/zero_std_frac"),
-            "share",
-        ),
-        lines("sampler against trainer", of("rollout/logprob_gap"), "nats per token"),
-        lines("gradient norm", of("policy/grad_norm", "critic/grad_norm")),
-        areas("time per phase", phases, "s"),
-        lines("throughput", of("tokens/response_per_s"), "response tokens per s", zero=True),
-        bars("memory per role at the end", _memory(trained), "GiB"),
+    first, *others = [_lines(one, trained) for one in chosen.shown]
+    held_out = [_lines(one, steps) for one in _held_out(steps, run.verifier)]
+    time, memory = (
+        areas("Time per phase", phases, "s", STEP, CHART),
+        bars("Memory per role", _memory(trained), "GiB", shape=CHART),
+    )
+    costs = [
+        _figure("Time per phase", ["time/<phase>_s"], "seconds", time),
+        _figure("Memory per role at the end", ["memory/<role>/<kind>_bytes"], "GiB", memory),
     ]
+    drawn = [one for one in (first, *held_out, *others, *costs) if one]
+    missing = [element("p", f"Not shown: {why}.", class_="facts") for why in chosen.reasons]
+    return [element("div", *drawn, class_="charts"), *missing]
+
+
+def _lines(panel: Panel, among: Sequence[Record]) -> Markup:
+    """A panel over the steps; empty if they have nothing for it."""
+    points = {name: [(step["step"], step.get(key)) for step in among] for name, key in panel.curves.items()}
+    known = {name: [(x, y) for x, y in own if x is not None and y is not None] for name, own in points.items()}
+    keys = [key for name, key in panel.curves.items() if known[name]]
+    drawn = lines(panel.title, known, panel.unit, panel.zero, x_label=STEP, shape=CHART)
+    return _figure(panel.title, keys, panel.unit, drawn)
+
+
+def _figure(title: str, keys: Sequence[str], unit: str, drawn: Markup) -> Markup:
+    """A chart under its title, the unit and the names of its metrics; empty if nothing is drawn."""
+    if not drawn:
+        return drawn
+    names = element("span", ", ".join(keys), f" ({unit})" if unit else None, class_="key")
+    return element("figure", element("figcaption", element("b", title), names), drawn)
+
+
+def _held_out(steps: Sequence[Record], verifier: str | None) -> list[Panel]:
+    """The panels of held-out sets: what the verifier says, and the training reward where that is something else."""
+    keys = list(dict.fromkeys(key for step in steps for key in step if key.startswith("eval/")))
+    measured = {_curve(key): key for key in keys if key.endswith(("/greedy", "/mean"))}
+    rewards = {_curve(key): key for key in keys if key.endswith("/reward")}
+    title = "Held-out reward (no verifier)" if verifier is None else "Held-out accuracy"
+    found = [Panel(f"{title} ({verifier})" if verifier else title, measured)]
+    return [*found, *([Panel("Held-out reward", rewards)] if rewards else [])]
+
+
+def _set(key: str) -> str:
+    """The held-out set of a metric `eval/<set>/<measure>`."""
+    return key.removeprefix("eval/").rpartition("/")[0]
+
+
+def _curve(key: str) -> str:
+    """Its set and measure in words."""
+    return f"{_set(key)} {key.rpartition('/')[2]}"
 
 
 def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:
@@ -166,27 +261,50 @@ def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def _samples(folder: Path) -> list[Markup]:
-    """A table of the newest samples."""
+    """The newest samples as cards by step; each step keeps its worst and its best, and others of as many prompts."""
     rows = read_samples(folder)
     if not rows:
         return [element("p", "None were kept (tracking.samples_every).")]
-    body = []
-    for step, row in rows[:SAMPLES]:
-        parts = ", ".join(f"{name} {_number(value)}" for name, value in row.parts.items())
-        texts = [element("pre", text) for text in (row.prompt, row.response)]
-        numbers = [_number(row.advantage), _number(row.logprob_gap), row.response_tokens]
-        body.append([step, *texts, row.answer, _number(row.reward), parts, *numbers, row.problem or row.stop])
-    head = ("step", "prompt", "response", "answer", "reward", "parts", "advantage", "log-prob gap", "tokens", "stop")
-    note = [element("p", f"The newest {SAMPLES} of {len(rows)}.")] if len(rows) > SAMPLES else []
-    columns = ("step", "reward", "advantage", "log-prob gap", "tokens")
-    return [*note, element("div", table(head, body, columns), class_="wide")]
+    parts = [
+        element(
+            "p",
+            f"{min(len(rows), SAMPLES)} of {len(rows)}, the newest steps first. A step keeps the samples with the lowest "
+            "and the highest reward, then low and high ones in turns, of every prompt one before any gives two.",
+        )
+    ]
+    for step, group in groupby(rows[:SAMPLES], key=lambda pair: pair[0]):
+        own = [row for _, row in group]
+        parts += [element("h3", f"Step {step}"), element("div", *_cards(own), class_="samples")]
+    return parts
 
 
-def _measure(verifier: str | None) -> str:
-    """What stands over the curves of held-out sets."""
-    if verifier is None:
-        return "held-out reward (no verifier)"
-    return f"held-out accuracy ({verifier})" if verifier else "held-out accuracy"
+def _cards(rows: Sequence[SampleRow]) -> list[Markup]:
+    """The samples of a step; the best and the worst are marked where they differ."""
+    scored = [row.reward for row in rows if row.reward is not None]
+    least, most = min(scored, default=0.0), max(scored, default=0.0)
+    return [
+        _card(row, None if least == most else "worst" if row.reward == least else "best" if row.reward == most else None)
+        for row in rows
+    ]
+
+
+def _card(row: SampleRow, place: str | None) -> Markup:
+    facts: dict[str, Any] = {
+        "answer": row.answer,
+        **{name: _number(value) for name, value in row.parts.items()},
+        "advantage": _number(row.advantage),
+        "log-prob gap": _number(row.logprob_gap),
+        "tokens": row.response_tokens,
+        "end": row.problem or row.stop,
+    }
+    return element(
+        "article",
+        element("p", f"reward {_number(row.reward)}", element("span", PLACES[place], class_=place) if place else None),
+        element("pre", row.prompt),
+        element("pre", row.response),
+        element("div", *(element("span", f"{name} ", element("b", value)) for name, value in facts.items()), class_="meta"),
+        class_="sample",
+    )
 
 
 def _number(value: float | None) -> str:

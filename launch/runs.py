@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -163,24 +164,36 @@ def show(run: Run, whole: bool = False) -> str:
     if run.error:
         head.append(["error", run.error])
     numbers = [[key, _amount(key, value)] for key, value in _chosen(run).items()]
-    defaults = {} if whole else _defaults(run)
-    settings = [[key, str(value)] for key, value in run.settings.items() if key not in defaults or defaults[key] != value]
+    settings = [[key, str(value)] for key, value in (run.settings if whole else changed(run)).items()]
     return "\n\n".join(_table(part) for part in (head, numbers, settings) if part)
 
 
-def _defaults(run: Run) -> dict[str, Any]:
-    """The settings of a run of this algorithm and kind of model to which nothing is set; none if that cannot be told."""
-    from tandem.launch.compose import compose, config_groups
-    from tandem.launch.facts import flat
+def changed(run: Run) -> dict[str, Any]:
+    """The settings of a run that differ from the defaults of its algorithm and kind of model; all if there are none."""
+    from tandem.launch.compose import config_groups
 
     groups = config_groups()
     chosen = {group: str(run.settings.get(f"{group}.name", "")) for group in groups}
-    known = [f"{group}={name}" for group, name in chosen.items() if name in groups[group]]
+    known = tuple(f"{group}={name}" for group, name in chosen.items() if name in groups[group])
+    path = run.settings.get("model.path")
+    defaults = _defaults((*known, f"model.path={path}") if path else known)
+    return {key: value for key, value in run.settings.items() if key not in defaults or defaults[key] != value}
+
+
+@functools.lru_cache(maxsize=32)
+def _defaults(overrides: tuple[str, ...]) -> Mapping[str, Any]:
+    """The settings of a command line by their dotted keys; none if it cannot be one."""
+    from tandem.launch.compose import compose
+    from tandem.launch.facts import flat
+
     try:
-        path = run.settings.get("model.path")
-        return flat(compose([*known, *([f"model.path={path}"] if path else [])])[0])
+        values = flat(compose(overrides)[0])
     except ConfigError:
         return {}
+    parts = {
+        f"{key}.{name}": part for key, value in values.items() if isinstance(value, dict) for name, part in value.items()
+    }
+    return {**values, **parts}  # a file of settings is read down to its leaves
 
 
 def compare(one: Run, other: Run) -> str:

@@ -31,7 +31,11 @@ for (const svg of document.querySelectorAll("svg")) {
   });
 }
 document.title = JSON.stringify({bad, wide: document.documentElement.scrollWidth > innerWidth});
+parent.postMessage(document.title, "*");
 </script>"""
+NARROWEST = 500  # window of a headless Chromium; a narrower page is looked at in a frame
+FRAME = """<title></title><script>onmessage = (message) => { document.title = message.data; };</script>
+<iframe src="page.html" width="%d" height="1000" style="border: 0"></iframe>"""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,14 @@ def look_at(page: Path, folder: Path, width: int) -> Seen:
     """The page in a window of this width; a copy of it lies in `folder`."""
     copy = folder / "page.html"
     copy.write_text(page.read_text().replace("</body>", LOOK + "</body>"))
-    text = browser(copy, "--dump-dom", f"--window-size={width},1000")
+    shown, wait = copy, list[str]()
+    if width < NARROWEST:
+        shown, wait = folder / "frame.html", ["--virtual-time-budget=2000"]
+        shown.write_text(FRAME % width)
+    text = browser(shown, "--dump-dom", f"--window-size={width},1000", *wait)
     found = re.search("<title>(.*?)</title>", text)
     assert found is not None
-    return Seen(text, json.loads(found[1].replace("&gt;", ">")))
+    return Seen(text if shown == copy else copy.read_text(), json.loads(found[1].replace("&gt;", ">")))
 
 
 def screenshot(page: Path, folder: Path, height: int = 1400) -> Path:

@@ -91,7 +91,7 @@ def test_a_secret_in_an_attribute_or_a_text_leaves_the_page_whole(folder: Path) 
     """What follows a credential up to the next blank is taken out with it: of the text alone, not of the page."""
     write_run(folder / "a", {"summary.json": {"status": "https://h/?token=abc", "error": "?key=1"}})
     text = report.render(folder / "a")
-    assert "<span>https://h/?token=***</span></span>" in text
+    assert '<span class="badge">https://h/?token=***</span></div>' in text
     assert '<p class="failed">?key=***</p>' in text
 
 
