@@ -10,7 +10,6 @@ one of every run. The results are in out=FOLDER; an interrupted benchmark goes o
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -32,8 +31,6 @@ def settings() -> str:
 @command("configuration error", __doc__ or "", settings)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 done, 2 not started, 130 interrupted)."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with us
     from tandem.benchmarks.ab.runs import Interrupted
 

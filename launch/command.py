@@ -21,6 +21,16 @@ SCRIPTS = {
 }
 """Files of commands, and what `tandem` calls them."""
 
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # the display is ours
+    "TRANSFORMERS_VERBOSITY": "error",  # what of its warnings matters, we check ourselves
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    # OpenMP threads that spin while they wait make a step ten times slower as soon as another process wants a core.
+    "OMP_WAIT_POLICY": "passive",
+}
+"""Environment of every command unless it is set already: libraries read it when they are loaded, and a private Ray hands it
+to every worker."""
+
 
 class Call:
     """How this process was called."""
@@ -56,6 +66,8 @@ def command(
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> int:
             arguments = list(sys.argv[1:] if argv is None else argv)
+            for name, value in QUIET.items():
+                os.environ.setdefault(name, value)
             try:
                 if usage and {"-h", "--help"} & set(arguments):
                     say(as_called(usage))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ Samples responses to held-out prompts and scores them, in this process. Takes th
 @command("cannot evaluate", USAGE, settings_table)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 measured, 2 not)."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     to = [argument.removeprefix("to=") for argument in arguments if argument.startswith("to=")]
     metrics = evaluate([argument for argument in arguments if not argument.startswith("to=")])
     for name, value in metrics.items():
@@ -48,6 +46,7 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     """
     from tandem.launch import prepare
     from tandem.launch.compose import compose
+    from tandem.launch.display import PlainDisplay, warm_start
     from tandem.launch.roles import role_specs
     from tandem.platform.algorithms import resolve
     from tandem.platform.protocols import Roles
@@ -61,11 +60,12 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     config, given = compose(overrides)
     validate(config, given)
     prepare.check_engine(config)
-    path = prepare.model_path(config, lambda step, total: None)
+    display = PlainDisplay(error=True)
+    path = prepare.model_path(config, warm_start(display))
     prepare.check_context(config, path)
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
     prepare.check_stop_ids(config, path, tokenizer)
-    sets = prepare.evaluations(config, path, tokenizer, lambda text: say(text, error=True))
+    sets = prepare.evaluations(config, path, tokenizer, display.note)
     if not sets:
         raise ConfigError("there is no held-out data. Set data.eval=FILE")
     specs, rank = role_specs(config, resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss), path), Rank()

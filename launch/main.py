@@ -5,7 +5,6 @@ Heavy imports come after the command line is checked, so help and mistakes answe
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -44,10 +43,6 @@ Started again with its run.name, a run goes on from its newest checkpoint."""
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 finished, 1 failed, 2 not started, 130 interrupted)."""
     started_at = _command_start()
-    # OpenMP threads that spin while they wait make a step ten times slower as soon as another process wants a core.
-    # Read when torch is loaded; a private Ray hands it to every worker.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
     from tandem.launch.compose import compose
 
     config, given = compose(arguments)
@@ -60,6 +55,8 @@ def main(arguments: list[str]) -> int:
 
         say(dry_run(config, say))
         return 0
+    if config.tracking.console != "none":
+        say("loading PyTorch, transformers and Ray")
     from tandem.launch.run import run
 
     return run(config, started_at)

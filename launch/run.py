@@ -14,10 +14,11 @@ from tandem.launch import prepare, report
 from tandem.launch.checkpoint import Checkpoint, CheckpointError
 from tandem.launch.checkpoints import Checkpoints
 from tandem.launch.claim import claimed
-from tandem.launch.display import Display, make_display
-from tandem.launch.facts import for_trackers
+from tandem.launch.display import Display, make_display, warm_start
+from tandem.launch.facts import flat, for_trackers
 from tandem.launch.folder import folder_of, make_folder, name_run
 from tandem.launch.lease import only_writer
+from tandem.launch.panels import still_keys
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
 from tandem.launch.sharing import shared_with
@@ -63,20 +64,21 @@ class Outputs:
                 close()
             except Exception as failure:
                 lost.append(f"the run's {what} not complete: {type(failure).__name__}: {failure}")
+        page = ""
         with suppress(Exception):  # a page to look at is not worth an error
-            report.write(self.recorder.folder)
+            page = f"; its page is {report.write(self.recorder.folder)}"
         self.display.phase(status)
         self.display.close()
         with suppress(OSError, UnicodeError):  # nobody may be reading any more
             for text in [*([f"{status}: {error}"] if error else []), *lost]:
                 say(f"\n{text}", error=True)
-            say(f"{status}; records in {self.recorder.folder}")
+            say(f"{status}; records in {self.recorder.folder}{page}")
         return code or int(bool(lost))
 
 
 def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpoint | None) -> Outputs:
     """The records of the run in its folder, continued where it goes on from a checkpoint, and its trackers."""
-    display = make_display(config.tracking)
+    display = make_display(config.tracking, still_keys(flat(config)))
     facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
     facts["resumed_after"] = found.step if found else None
     with ExitStack() as opened:
@@ -158,12 +160,11 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
         check_critic(found, algorithm.needs_critic)
     prepare.check_engine(config)
     display.phase("model")
-    path = prepare.model_path(config, lambda step, total: _show_warm_start(display, step, total))
+    path = prepare.model_path(config, warm_start(display))
     prepare.check_model(config, path)
     display.phase("data")
     data = prepare.inputs(config, path, display.note)
     source, evaluations, steps = data.source, data.evaluations, data.steps
-    display.phase("roles")
     scheduled = with_total_steps(config, steps, algorithm.needs_critic)
     with roles_of(scheduled, algorithm, path, outputs, signals) as roles:
         display.begin(steps)
@@ -245,11 +246,13 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, 
     """The roles of the run, ready; ended when the body ends, however that is."""
     with ExitStack() as stack:
         if config.cluster.name == "inline":
+            outputs.display.phase("roles")
             workers = inline_workers(config, algorithm, path)
             stack.callback(workers["reward"].close)
             yield inline_roles(config, workers)
             return
         stack.enter_context(_watched_cluster(config, outputs, signals))
+        outputs.display.phase("roles")
         ray_roles = RayRoles(config, algorithm, path, outputs.display.note)
         stack.callback(ray_roles.close)
         stack.callback(signals.close)  # nothing interrupts what ends the roles
@@ -263,6 +266,7 @@ def _watched_cluster(config: Config, outputs: Outputs, signals: Signals) -> Iter
     with ExitStack() as stack:
         if config.cluster.address is None:
             signals.close()  # half a cluster could not be ended
+        outputs.display.phase("ray" if config.cluster.address is None else "cluster")
         session = stack.enter_context(session_folder())
         witness = stack.enter_context(closing(Witness(recorder.folder, recorder.started_at, session)))
         stack.enter_context(connected(config.cluster, on_lost=lambda why: _abandon(outputs, why), folder=session))
@@ -312,12 +316,6 @@ def _sample_rows(result: StepResult, kept: int) -> list[dict[str, Any]]:
         [float(masked_mean(per_token[row], batch.mask[row])) for row in rows] for per_token in (batch.advantages, gap)
     )
     return sample_rows([rollouts[row] for row in rows], [scores[row] for row in rows], advantages, gaps)
-
-
-def _show_warm_start(display: Display, step: int, total: int) -> None:
-    if step == 1:
-        display.note(f"building the embedded model: {total} steps of supervised fine-tuning, once; then it is in the cache")
-    display.phase(f"warm start {step}/{total}")
 
 
 def _abandon(outputs: Outputs, why: str) -> None:

@@ -41,8 +41,9 @@ Progress = Callable[[int, int], None]
 def prepare_tiny(model: ModelConfig, task: TaskConfig, on_progress: Progress | None = None) -> Path:
     """The folder of the embedded model for these settings, built now unless the cache holds it intact.
 
-    `on_progress(step, total)` is called after each fine-tuning step. Processes that build the same entry at the same
-    time do not disturb each other: each builds its own and the first one to finish provides it to all.
+    `on_progress(step, total)` is called before the first fine-tuning step, as step 0, and after each. Processes that build
+    the same entry at the same time do not disturb each other: each builds its own, and the first one to finish provides
+    it to all.
     """
     task_data = load_task(task)
     folder = cache_root() / "tiny" / _cache_key(model, task_data)
@@ -130,6 +131,7 @@ def fine_tune(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
     order = _example_order(len(examples), config)
     model.train()
+    on_progress(0, config.steps)
     for step in range(config.steps):
         rows = next(order)
         # No attention mask: padding is on the right, where causal attention never looks.

@@ -292,6 +292,7 @@ def test_a_run_whose_folder_was_deleted_does_not_end_well(
     said = capfd.readouterr()
     assert "metrics.jsonl was deleted while the run wrote to it" in said.err
     assert "finished; records in" in said.out
+    assert "its page is" in said.out.splitlines()[-1]
     assert summary(tmp_path)["steps"] == 4  # what could still be written
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.launch.cli import MEANINGS, main
-from tandem.launch.command import SCRIPTS, Call, as_called
+from tandem.launch.command import QUIET, SCRIPTS, Call, as_called, command
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +106,16 @@ def test_without_its_packages_it_says_where_they_are(repo: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("tandem is not installed in this Python")
     assert "source .venv/bin/activate" in done.stderr
+
+
+def test_every_command_silences_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars and warnings of transformers are off wherever it is loaded; what a user has set stays."""
+    monkeypatch.setattr(os, "environ", {"TRANSFORMERS_VERBOSITY": "info"})
+
+    @command("it")
+    def one(arguments: list[str]) -> int:
+        return 0
+
+    assert one([]) == 0
+    assert os.environ == {**QUIET, "TRANSFORMERS_VERBOSITY": "info"}
+    assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"

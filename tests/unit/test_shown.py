@@ -133,6 +133,7 @@ def test_displays(display: type, capsys: pytest.CaptureFixture[str]) -> None:
     one.begin(1)
     one.note(f"note {STEERS}")
     one.phase(f"[red]{STEERS}")
+    one.progress(f"[red]{STEERS}", 1, 2)
     one.step(1, {"reward/mean": 0.5, f"eval/[/]{STEERS}/greedy": 0.5})
     one.close()
     said = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", capsys.readouterr().out)
