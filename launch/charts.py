@@ -104,7 +104,7 @@ def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: 
     rows = {name: row for name, row in rows.items() if _can_be_drawn(*row)}
     if not rows:
         return Markup()
-    left, step = 190, 24
+    left, step = max(190, min(250, round(max(map(len, rows)) * LETTER) + 14)), 24
     ends = [end for row in rows.values() for end in row] + ([0.0] if zero else [])
     scale = ticks(min(ends), max(ends), 4)
     low, high = min(scale[0], *ends), max(scale[-1], *ends)

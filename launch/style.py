@@ -54,6 +54,7 @@ code, .key, td, th, dd, pre { overflow-wrap: anywhere; }
 .tiles, .charts, .samples { display: grid; gap: 12px; }
 .tiles { grid-template-columns: repeat(auto-fill, minmax(min(100%, 190px), 1fr)); margin: 18px 0; }
 .charts { grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); }
+.charts:has(> svg) { grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); }
 .samples { grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); }
 .tile, .charts > *, .sample, .about { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .tile { padding: 12px 14px; } .tile b { display: block; font-size: 22px; line-height: 1.3; white-space: nowrap; }
