@@ -19,6 +19,7 @@ WORDS = {
     "ray": "starting a private Ray",
     "cluster": "joining the Ray cluster",
     "roles": "starting the roles",
+    "load": "loading their models",
     "resume": "loading the checkpoint",
     "generate": "sampling",
     "score": "scoring",

@@ -256,6 +256,7 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, 
         ray_roles = RayRoles(config, algorithm, path, outputs.display.note)
         stack.callback(ray_roles.close)
         stack.callback(signals.close)  # nothing interrupts what ends the roles
+        outputs.display.phase("load")
         yield ray_roles.wait()
 
 

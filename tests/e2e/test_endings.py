@@ -19,6 +19,7 @@ from test_resume import records, saved, state, train
 from tandem.launch import folder, prepare
 from tandem.launch import run as launch_run
 from tandem.launch.checkpoints import Checkpoints
+from tandem.launch.display import Unfailing
 from tandem.launch.signals import CODES, Terminated
 from tandem.platform.batch import RolloutBatch
 from tandem.platform.config import ConfigError
@@ -145,7 +146,7 @@ def test_a_signal_while_the_embedded_model_is_built(tmp_path: Path, monkeypatch:
     own = [*(f"model.tiny.{one}" for one in small), "model.warmstart.steps=4", "model.warmstart.batch_size=4"]
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
     with monkeypatch.context() as patch:
-        on_call(patch, launch_run, "_show_warm_start", 2, terminate)
+        on_call(patch, Unfailing, "progress", 3, terminate)  # after its second step
         assert train("null", tmp_path, *PPO, *own) == 143
     assert summary(tmp_path)["status"] == "interrupted"
     assert train("null", tmp_path, *PPO, *own, "run.steps=1") == 0
@@ -292,7 +293,6 @@ def test_a_run_whose_folder_was_deleted_does_not_end_well(
     said = capfd.readouterr()
     assert "metrics.jsonl was deleted while the run wrote to it" in said.err
     assert "finished; records in" in said.out
-    assert "its page is" in said.out.splitlines()[-1]
     assert summary(tmp_path)["steps"] == 4  # what could still be written
 
 
@@ -337,7 +337,9 @@ def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path,
     assert train(tiny_path, tmp_path, *run, "run.steps=3", "actor.lr=1e30") == 1
     assert "suspect" not in summary(tmp_path)["error"]
     assert train(tiny_path, tmp_path, *run, "run.steps=3", *PLAIN) == 0
-    assert "going on after step 2" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "going on after step 2" in said
+    assert said.splitlines()[-1] == f"finished; records in {tmp_path}/r; its page is {tmp_path}/r/report.html"
 
 
 def test_where_all_are_suspect_the_advice_can_be_followed(
