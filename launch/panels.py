@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.platform.algorithms import ESTIMATORS
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -53,6 +55,7 @@ PANELS = (
     Panel("Throughput", {"mean": "tokens/response_per_s"}, "response tokens per second", zero=True),
 )
 RATIO = ("policy/approx_kl", "policy/clip_frac", "policy/ratio_max", "policy/ratio_gap_max", "critic/clip_frac")
+CRITIC = ("critic/explained_variance", "critic/grad_norm", "critic/loss")
 
 
 def still(settings: Mapping[str, Any]) -> list[Still]:
@@ -72,6 +75,13 @@ def still(settings: Mapping[str, Any]) -> list[Still]:
         )
     elif settings.get("algo.policy_loss") == "policy_gradient":
         found.append(Still(("policy/clip_frac",), "algo.policy_loss=policy_gradient has no clip"))
+    if settings.get("algo.kl_loss_coef") == 0 and settings.get("algo.kl_reward_coef") == 0:
+        found.append(
+            Still(("policy/kl", "kl/sampled"), "algo.kl_loss_coef=0 and algo.kl_reward_coef=0: there is no KL term")
+        )
+    name = settings.get("adv_estimator")
+    if isinstance(name, str) and name in ESTIMATORS and not ESTIMATORS[name].needs_critic:
+        found.append(Still(CRITIC, f"adv_estimator={name}: there is no critic"))
     if settings.get("rollout.samples_per_prompt") == 1:
         found.append(Still(("group/zero_std_frac",), "One sample per prompt: no group can vary"))
     if settings.get("rollout.max_staleness") == 0:

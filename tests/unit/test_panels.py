@@ -37,13 +37,20 @@ def test_stale_samples_do_not() -> None:
 def test_what_else_cannot_move() -> None:
     many = {"train.minibatches": 2, "train.epochs_per_batch": 1}
     assert still_keys({**many, "algo.policy_loss": "policy_gradient"}) == {"policy/clip_frac"}
+    assert still_keys({"algo.kl_loss_coef": 0.0, "algo.kl_reward_coef": 0.0}) == {"policy/kl", "kl/sampled"}
+    assert still_keys({"algo.kl_loss_coef": 0.0, "algo.kl_reward_coef": 0.1}) == frozenset()
+    assert charted({"adv_estimator": "gae"}) - charted({"adv_estimator": "grpo"}) == {
+        "critic/explained_variance",
+        "critic/grad_norm",
+    }
     assert still_keys({"rollout.samples_per_prompt": 1}) == {"group/zero_std_frac"}
     assert still_keys({"rollout.max_staleness": 0}) == {"rollout/staleness_mean"}
     assert still_keys({"rollout.max_staleness": 1, "rollout.samples_per_prompt": 2}) == frozenset()
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"train.minibatches": "x", "train.epochs_per_batch": None}, {"train.minibatches": []}]
+    "settings",
+    [{}, {"train.minibatches": "x", "train.epochs_per_batch": None}, {"train.minibatches": [], "adv_estimator": ["grpo"]}],
 )
 def test_settings_that_are_no_numbers_hide_nothing(settings: dict[str, Any]) -> None:
     assert still(settings) == []
