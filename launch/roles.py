@@ -34,7 +34,7 @@ WORKERS: dict[str, Any] = {
 
 def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
     """What a rank of each role that the run needs is made from. `path`: the model's folder or hub name."""
-    budget, longest = config.train.max_tokens_per_microbatch, config.rollout.max_response_tokens
+    budget, longest = config.train.microbatch_tokens, config.rollout.max_response_tokens
     timeout_s, temperature = config.cluster.call_timeout_s, config.rollout.temperature
     rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
     specs: dict[str, Any] = {
