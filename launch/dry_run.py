@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tandem.launch import prepare
-from tandem.launch.memory_plan import MemoryPlan, count_parameters, settle
+from tandem.launch.memory_plan import MemoryPlan, settle
 from tandem.launch.roles import placement_of, wants_gpu
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
@@ -34,4 +34,4 @@ def dry_run(config: Config) -> str:
     memory = MemoryPlan(config)
     plans = memory.roles()
     steps = config.run.steps  # run.epochs needs the data, which a plan does not read
-    return render(config, algorithm, steps, count_parameters(config), bundles, versions(), plans, memory.notes())
+    return render(config, algorithm, steps, memory.parameters, bundles, versions(), plans, memory.notes())

@@ -20,13 +20,15 @@ from tandem.platform.memory import Group, Room, needed, rows_of, settled_tokens,
 from tandem.platform.plan import RolePlan, human_bytes, role_plans, role_ranks
 from tandem.workers.cluster import usable_cpus
 from tandem.workers.footprint import available_bytes
-from tandem.workers.models import DTYPES, ValueModel, prepared, skeleton, untrained
+from tandem.workers.models import DTYPES, LOAD_ERRORS, ValueModel, prepared, skeleton, untrained
 from tandem.workers.rehearsal import Unknown, sampling_bytes, working_bytes
 from tandem.workers.rollout import engine_name
 
 KEY = "train.max_tokens_per_microbatch"
 GPU_PROCESS = 512 << 20
 """Bytes that a process takes of a GPU before its first tensor: CUDA's context and the kernels."""
+TENSORS, GUESSED = 12, 10
+"""What a guess takes for each width, and how many times as much memory must be there for it to be enough."""
 SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 SMI_TIMEOUT_S = 20.0
 
@@ -83,7 +85,7 @@ class MemoryPlan:
             ConfigError: not even one sequence fits.
         """
         config, most = self.config, self.config.train.microbatch_tokens
-        if self.room is None:
+        if self.room is None or not self._has_model:
             return max(most, config.max_sequence_tokens), []
         if self._fits_roughly(most):
             return max(most, config.max_sequence_tokens), []
@@ -112,26 +114,33 @@ class MemoryPlan:
 
     def _fits_roughly(self, tokens: int) -> bool:
         """Whether the default fits where every pass takes what the actor's update does, for as many tokens: one rehearsal
-        in place of four, and enough where there is much memory.
+        in place of four, or none, and enough where there is much memory.
 
         An update keeps of every token, in every layer, more than a cache does, and more than a pass without a gradient.
         """
+        if self.config.critic.path is not None or self.on_gpu or self.room is None:
+            return False
+        rows = rows_of(self.config, tokens)
+        guess = rows * self.config.max_sequence_tokens * self._token_guess
+        if guess * GUESSED <= self.room.usable and self._fits(guess, rows):
+            return True
+        update = self._working("actor", rows)
+        return update is not None and self._fits(update, rows)
+
+    def _fits(self, update: int, rows: int) -> bool:
+        """Whether all fits where an update of so many rows takes so many bytes, and nothing takes more."""
+        assert self.room is not None, "nothing is known to fit into"
         config, rollout = self.config, self.config.rollout
-        if config.critic.path is not None or self.on_gpu or self.room is None:
-            return False
-        rows = rows_of(config, tokens)
-        if (update := self._working("actor", rows)) is None:
-            return False
         engine = -(-update * min(rollout.max_batch_sequences, config.samples_per_step) // rows)
         if engine_name(rollout.engine, self.on_gpu) == "vllm":
             engine = self._engine
         working = {**dict.fromkeys(self._specs, update), "rollout": engine, "reward": 0}
-        plans = role_plans(config, self.algorithm, self._parameters, working, self._process)
+        plans = role_plans(config, self.algorithm, self.parameters, working, self._process)
         return needed(plans, self._groups, config.cluster.name == "inline") <= self.room.usable
 
     def _roles(self, rows: int) -> list[RolePlan]:
         working = {role: self._working(role, rows) for role in self._specs}
-        return role_plans(self.config, self.algorithm, self._parameters, working, self._process)
+        return role_plans(self.config, self.algorithm, self.parameters, working, self._process)
 
     def _working(self, role: str, rows: int) -> int | None:
         """Bytes of the role's largest pass on a rank; None where that cannot be counted."""
@@ -156,7 +165,7 @@ class MemoryPlan:
             if not self.on_gpu:
                 return int(rollout.kv_cache_gb * 2**30)
             share = int((self.room.bytes if self.room else 0) * rollout.gpu_memory_share)
-            return max(0, share - self._parameters * DTYPES[config.model.dtype].itemsize)
+            return max(0, share - self.parameters * DTYPES[config.model.dtype].itemsize)
         prompts = -(-config.data.prompts_per_step // rollout.replicas)
         rows = min(rollout.max_batch_sequences, prompts * rollout.samples_per_prompt)
         prompts = min(prompts, -(-rows // rollout.samples_per_prompt))
@@ -169,8 +178,31 @@ class MemoryPlan:
         return role_specs(self.config, self.algorithm, self.config.model.path or "")
 
     @cached_property
-    def _parameters(self) -> int:
-        return count_parameters(self.config)
+    def parameters(self) -> int:
+        """Of the model."""
+        return sum(parameter.numel() for parameter in self._skeleton.parameters())
+
+    @cached_property
+    def _token_guess(self) -> int:
+        """Bytes of a token in an update, rather too many: some tensors of the width of either side of every matrix, and of
+        the scores of every head.
+        """
+        widths = sum(sum(p.shape) for p in self._skeleton.parameters() if p.dim() == 2)
+        text = self._skeleton.config.get_text_config()
+        heads = getattr(text, "num_hidden_layers", 1) * getattr(text, "num_attention_heads", 1)
+        return 4 * TENSORS * int(widths + heads * self.config.max_sequence_tokens)
+
+    @property
+    def _has_model(self) -> bool:
+        """Whether there is a model to plan for; what is wrong with it the checks of models say, in better words."""
+        try:
+            return self._skeleton is not None
+        except LOAD_ERRORS:
+            return False
+
+    @cached_property
+    def _skeleton(self) -> Any:
+        return empty_model(self.config)
 
     @cached_property
     def _groups(self) -> list[Group]:
@@ -234,11 +266,10 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def count_parameters(config: Config) -> int:
-    """Parameters of the model, from its config alone: no weight is loaded."""
+def empty_model(config: Config) -> Any:
+    """The model on the meta device, from its config alone: no weight is loaded."""
     with torch.device("meta"):
-        model = _embedded(config) if config.model.path is None else skeleton(config.model.path, config.model)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return _embedded(config) if config.model.path is None else skeleton(config.model.path, config.model)
 
 
 def _embedded(config: Config) -> Any:

@@ -10,7 +10,7 @@ from tandem.platform.plan import RolePlan, human_bytes
 
 SHARE = 0.85
 """Of the memory there is, what a plan may use: allocators leave gaps, and the system wants some."""
-STEPS = 4  # looks at sizes between one that fits and one that does not
+STEPS = 3  # looks at sizes between one that fits and one that does not
 
 Group = Mapping[str, int]
 """How many ranks of each role share one memory at a time."""
@@ -55,10 +55,10 @@ def most_rows(need: Callable[[int], int], usable: int, most: int) -> int:
     two sizes promises too little, never too much. Less than `most` is rounded down to a power of two: a little more or less
     memory at the start of a run does not change it.
     """
-    if need(most) <= usable:
+    high = need(most)
+    if high <= usable:
         return most
-    fits, does_not = 1, most
-    low, high = need(1), need(most)
+    fits, does_not, low = 1, most, need(1) if most > 1 else high
     if low > usable:
         return 0
     for _ in range(STEPS):

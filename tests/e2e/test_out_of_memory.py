@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SETTINGS = ["algo=grpo", "cluster=inline", "run.steps=1", "model.warmstart.steps=0", "task.eval_size=1"]
 SETTINGS += [
     "eval.before_training=false",
@@ -18,8 +22,8 @@ SETTINGS += [
     "checkpoint.every=0",
     "tracking.console=none",
 ]
-SPACE = 320 << 20
-"""Bytes of address space beside what is taken before: about 10,000 tokens in one micro-batch need half as much again."""
+SPACE = 640 << 20
+"""Bytes of address space beside what is taken before: about 17,000 tokens in one micro-batch need half as much again."""
 CHILD = f"""
 import resource, sys
 import deepspeed, psutil, torch, transformers.models.qwen2.modeling_qwen2
@@ -52,7 +56,7 @@ def test_what_is_advised_fits(tmp_path: Path) -> None:
     assert code == 1
     assert "can't allocate memory" in error
     [advised] = re.findall(r"Set train\.max_tokens_per_microbatch=(\d+) \(was 1000000\)", error)
-    assert 48 <= int(advised) < 10000
+    assert 48 <= int(advised) < 17000
     code, summary, settings = run(tmp_path, "alone")
     assert (code, summary["status"]) == (0, "finished"), summary
     assert f"max_tokens_per_microbatch: {advised}\n" in settings
