@@ -36,6 +36,7 @@ def test_a_pass_needs_what_is_predicted(cases: list[Case], tmp_path: Path) -> No
     first, path = cases[0], str(tmp_path)
     save_model(first, tmp_path)
     worker = make_worker(first, path)
+    worker.max_tokens = max(case.rows * case.width for case in cases)
     one_pass(Case(first.shape, first.role, 1, 8), worker)()  # gradients and moments are there
     planned = {case.name: predicted(case, path) for case in cases}
     measured = {case.name: allocated_peak(one_pass(case, worker)) for case in cases}
