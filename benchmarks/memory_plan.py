@@ -130,7 +130,7 @@ def predicted(case: Case, path: str) -> int:
         model.set_attn_implementation(case.attention)
         return ValueModel(model) if case.role == "critic" else model
 
-    return working_bytes(spec, make, case.rows, case.width, CPU, train=case.train)
+    return working_bytes(spec, make, case.rows, case.width, train=case.train)
 
 
 def make_worker(case: Case, path: str) -> ActorWorker | CriticWorker:

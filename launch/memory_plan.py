@@ -144,14 +144,14 @@ class MemoryPlan:
 
     def _working(self, role: str, rows: int) -> int | None:
         """Bytes of the role's largest pass on a rank; None where that cannot be counted."""
-        width, device = self.config.max_sequence_tokens, torch.device("cuda" if self.on_gpu else "cpu")
+        width = self.config.max_sequence_tokens
         spec, make = self._specs[role], maker(self.config, is_critic=role == "critic")
         try:
             if role == "reward":
                 return 0
             if role == "rollout":
                 return self._engine
-            return working_bytes(spec, make, rows, width, device, train=role != "reference")
+            return working_bytes(spec, make, rows, width, train=role != "reference")
         except Unknown as error:
             self.problems[role] = str(error)
             return None
@@ -170,8 +170,7 @@ class MemoryPlan:
         rows = min(rollout.max_batch_sequences, prompts * rollout.samples_per_prompt)
         prompts = min(prompts, -(-rows // rollout.samples_per_prompt))
         lengths = (config.data.max_prompt_tokens, rollout.max_response_tokens)
-        device = torch.device("cuda" if self.on_gpu else "cpu")
-        return sampling_bytes(spec, maker(config), prompts, rows, lengths, device)
+        return sampling_bytes(spec, maker(config), prompts, rows, lengths)
 
     @cached_property
     def _specs(self) -> Mapping[str, Any]:

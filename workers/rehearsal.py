@@ -2,14 +2,16 @@
 
 The model's own code runs, and that of the roles: forward, loss, backward, sampling. Nothing is computed and nothing is
 allocated, but every tensor is counted from its making to its end, as torch's allocator would: whatever a family of models
-keeps or makes again is in the number. `benchmarks/memory_plan.py` compares it with measured peaks.
+keeps or makes again is in the number. The operations are those of a CPU, also in place of a GPU's: to choose those of
+a GPU torch would take some of its memory, in a process that needs none. `benchmarks/memory_plan.py` compares all of this
+with measured peaks.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from tandem.workers.rollout import RolloutSpec
 INSIDE: Mapping[Any, float] = {torch.ops.aten.logsumexp.default: 1.0}
 """Kernels that take memory for themselves: how many times the bytes of their first argument."""
 
+CPU = torch.device("cpu")
 Make = Callable[[], Any]
 """Makes a model anew, with whatever content."""
 
@@ -74,7 +77,7 @@ class Held(TorchDispatchMode):
         self.live -= size
 
 
-def working_bytes(spec: Any, make: Make, rows: int, width: int, device: torch.device, *, train: bool) -> int:
+def working_bytes(spec: Any, make: Make, rows: int, width: int, *, train: bool) -> int:
     """Bytes that a rank's largest micro-batch holds at its peak, beside weights, gradients and optimizer.
 
     Args:
@@ -85,7 +88,7 @@ def working_bytes(spec: Any, make: Make, rows: int, width: int, device: torch.de
         Unknown: the model's code asks for the content of a tensor, or does what tensors without content cannot.
     """
     assert not (train and isinstance(spec, ReferenceSpec)), "the reference is not trained"
-    with _rehearsing(device) as held:
+    with _rehearsing() as held:
         model = make()
         model.train(train)
         batch = micro_batch(rows, width)
@@ -108,9 +111,7 @@ def _infer(spec: Any, model: nn.Module, batch: RolloutBatch) -> Tensor:
     return batch_logprobs(model, batch, spec.temperature).float()
 
 
-def sampling_bytes(
-    spec: RolloutSpec, make: Make, prompts: int, rows: int, lengths: tuple[int, int], device: torch.device
-) -> int:
+def sampling_bytes(spec: RolloutSpec, make: Make, prompts: int, rows: int, lengths: tuple[int, int]) -> int:
     """Bytes that the `hf` engine holds at its peak beside the weights: cache and logits, when it reads prompts or when it
     writes the last token of the longest responses.
 
@@ -120,12 +121,12 @@ def sampling_bytes(
     Raises:
         Unknown: as `working_bytes`.
     """
-    with _rehearsing(device) as held, torch.no_grad():
+    with _rehearsing() as held, torch.no_grad():
         model = make().eval()
         start = held.begin()
         one = [Prompt((0,) * lengths[0], number, "") for number in range(prompts)]
         wanted = [(one[row * prompts // rows], row) for row in range(rows)]
-        state = _Decoding(model, wanted, device)
+        state = _Decoding(model, wanted, CPU)
         _sample(spec, state.logits)
         peak = held.peak
         if lengths[1] > 1:
@@ -189,7 +190,7 @@ def micro_batch(rows: int, width: int) -> TrainBatch:
 
 
 @contextmanager
-def _rehearsing(device: torch.device) -> Iterator[Held]:
+def _rehearsing() -> Iterator[Held]:
     """The body's tensors have no content, and are counted.
 
     Raises:
@@ -197,11 +198,7 @@ def _rehearsing(device: torch.device) -> Iterator[Held]:
     """
     held = Held()
     try:
-        with ExitStack() as stack:
-            stack.enter_context(FakeTensorMode())
-            stack.enter_context(held)
-            if device.type != "cpu":
-                stack.enter_context(device)
+        with FakeTensorMode(), held:
             yield held
     except Exception as error:  # the code is the model's, and may do anything
         raise Unknown(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
