@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import torch
 
 from tandem.launch import prepare
-from tandem.launch.roles import request_of, wants_gpu
+from tandem.launch.memory_plan import MemoryPlan, settle
+from tandem.launch.roles import placement_here
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config
 from tandem.platform.plan import render, table
 from tandem.platform.rewards import verifier_of
 from tandem.platform.terminal import shorten
-from tandem.workers.cluster import usable_cpus
-from tandem.workers.models import skeleton
-from tandem.workers.placement import plan_placement
 from tandem.workers.tiny import describe_tiny
 
 
@@ -38,11 +33,6 @@ def dry_run(config: Config, note: Callable[[str], None]) -> str:
     """
     algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
     prepare.check_engine(config)
-    bundles: list[Any] = []
-    if config.cluster.name != "inline":
-        gpu = wants_gpu(config, torch.cuda.is_available())
-        node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(torch.cuda.device_count())}
-        bundles = list(plan_placement(request_of(config, algorithm, gpu), [node]).bundles)
     with TemporaryDirectory() as folder:
         path = config.model.path
         if path is None:
@@ -51,7 +41,13 @@ def dry_run(config: Config, note: Callable[[str], None]) -> str:
         prepare.check_model(config, path)
         data = prepare.inputs(config, path, note)
     _check_rewards(config)
-    plan = render(config, algorithm, data.steps, count_parameters(config), bundles, versions())
+    bundles: tuple[Mapping[str, float], ...] = ()
+    if config.cluster.name != "inline":
+        bundles = placement_here(config, algorithm).bundles
+    settle(config, None)
+    memory = MemoryPlan(config)
+    plans = memory.roles()
+    plan = render(config, algorithm, data.steps, memory.parameters, bundles, versions(), plans, memory.notes())
     return f"data\n{data_table(data)}\n\n{plan}"
 
 
@@ -79,20 +75,3 @@ def _check_rewards(config: Config) -> None:
     if reward.functions or reward.function:
         verifier = verifier_of(config.eval.function, config.reward.functions)
         RewardWorker(RewardSpec(replace(reward, processes=1), verifier=verifier)).close()
-
-
-def count_parameters(config: Config) -> int:
-    """Parameters of the model, from its config alone: no weight is loaded."""
-    with torch.device("meta"):
-        model = _skeleton(config)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _skeleton(config: Config) -> Any:
-    if config.model.path is None:
-        from tandem.platform.tasks import load_task
-        from tandem.workers.tiny import character_tokenizer, tiny_model
-
-        return tiny_model(config.model.tiny, character_tokenizer(load_task(config.task).characters))
-    prepare.check_context(config, config.model.path)
-    return skeleton(config.model.path, config.model)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tandem.platform.algorithms import Algorithm
 from tandem.platform.config import Config, ConfigError
 from tandem.platform.plan import role_ranks
@@ -20,7 +22,7 @@ from tandem.workers.cluster import usable_cpus
 from tandem.workers.critic import CriticSpec, CriticWorker
 from tandem.workers.inline import InlineRollouts
 from tandem.workers.node_files import NodeFile, check_nodes
-from tandem.workers.placement import Request, sorted_by_node
+from tandem.workers.placement import Placement, Request, plan_placement, sorted_by_node
 from tandem.workers.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.reward import RewardRank, RewardSpec
 from tandem.workers.rollout import ENGINES, RolloutSpec, RolloutWorker, engine_name
@@ -38,7 +40,7 @@ WORKERS: dict[str, Any] = {
 
 def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
     """What a rank of each role that the run needs is made from. `path`: the model's folder or hub name."""
-    budget, longest = config.train.max_tokens_per_microbatch, config.rollout.max_response_tokens
+    budget, longest = config.train.microbatch_tokens, config.rollout.max_response_tokens
     timeout_s, temperature = config.cluster.call_timeout_s, config.rollout.temperature
     rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
     specs: dict[str, Any] = {
@@ -140,6 +142,13 @@ def request_of(config: Config, algorithm: Algorithm, gpu: bool) -> Request:
     with_model = [name for name in ranks if name != "reward" or config.reward.model is not None]
     wide = {"rollout": config.rollout.tensor_parallel}
     return Request(ranks, config.placement, with_model if gpu else (), wide)
+
+
+def placement_here(config: Config, algorithm: Algorithm) -> Placement:
+    """The bundles of the run on a private Ray of this machine."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(gpus)}
+    return plan_placement(request_of(config, algorithm, wants_gpu(config, gpus > 0)), [node])
 
 
 def wants_gpu(config: Config, available: bool) -> bool:

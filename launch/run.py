@@ -18,6 +18,7 @@ from tandem.launch.display import Display, make_display, warm_start
 from tandem.launch.facts import flat, for_trackers
 from tandem.launch.folder import folder_of, make_folder, name_run
 from tandem.launch.lease import only_writer
+from tandem.launch.memory_plan import MemoryPlan, advice, settle
 from tandem.launch.panels import still_keys
 from tandem.launch.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.roles import RayRoles, inline_roles, inline_workers
@@ -39,6 +40,7 @@ from tandem.platform.spans import Spans
 from tandem.platform.terminal import say
 from tandem.workers.calls import WorkerFailed, is_the_users
 from tandem.workers.cluster import connected
+from tandem.workers.postmortem import is_out_of_memory
 from tandem.workers.private_cluster import session_folder
 from tandem.workers.training_state import StateError
 
@@ -120,11 +122,14 @@ def _run(config: Config, started_at: float, signals: Signals) -> int:
         found = checkpoints.find(config.checkpoint.resume, notes.append)
         if found:
             notes.append(f"going on after step {found.step}, from {found.path}")
+        memory = MemoryPlan(config)
+        notes += settle(config, found)
+        if found:
             notes += [f"changed since: {change}" for change in changes(config, found)]
         signals.close()  # from here on a run has begun, and leaves its records whatever ends it
         folder = make_folder(config, started_at, checkpoints, found, notes.append)
         outputs = open_outputs(config, folder, started_at, found)
-        return outputs.close(*_trained(config, outputs, checkpoints, found, notes, signals))
+        return outputs.close(*_trained(config, outputs, checkpoints, found, notes, signals, memory))
 
 
 def _trained(
@@ -134,6 +139,7 @@ def _trained(
     found: Checkpoint | None,
     notes: Sequence[str],
     signals: Signals,
+    memory: MemoryPlan,
 ) -> tuple[str, str | None, int]:
     """How the training ended: status, error, exit code."""
     try:
@@ -148,8 +154,16 @@ def _trained(
         if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
             with suppress(OSError):  # nobody may be reading any more
                 say(traceback.format_exc(), error=True)
-        return "failed", f"{type(error).__name__}: {error}", 1
+        return "failed", f"{type(error).__name__}: {error}{_more_memory(config, memory, error)}", 1
     return "finished", None, 0
+
+
+def _more_memory(config: Config, memory: MemoryPlan, error: Exception) -> str:
+    """What to set, behind the text of an error that is or may be a lack of memory; empty for others."""
+    if not is_out_of_memory(error):
+        return ""
+    traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
+    return f"\n{advice(config, memory, str(error))}"
 
 
 def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Checkpoint | None, signals: Signals) -> None:

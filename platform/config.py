@@ -14,6 +14,9 @@ from typing import Any
 from tandem.platform.config_algo import AlgoConfig as AlgoConfig
 from tandem.platform.setting import setting
 
+MOST_MICROBATCH_TOKENS = 16384
+"""The largest micro-batch that is chosen by itself: beyond it there is little speed to win."""
+
 
 @dataclass
 class RunConfig:
@@ -205,8 +208,11 @@ class TrainConfig:
 
     epochs_per_batch: int = setting(1, "passes over each batch", at_least=1)
     minibatches: int = setting(1, "optimizer steps per pass", at_least=1)
-    max_tokens_per_microbatch: int = setting(
-        16384, "tokens, padding included, of one forward and backward pass on a rank", at_least=1
+    max_tokens_per_microbatch: int | None = setting(
+        None,
+        "tokens, padding included, of one forward and backward pass on a rank; null: what the memory allows, at most "
+        f"{MOST_MICROBATCH_TOKENS}, which the run then keeps",
+        at_least=1,
     )
     gradient_noise_every: int = setting(
         0,
@@ -214,6 +220,11 @@ class TrainConfig:
         "another gradient meanwhile; 0: none",
         at_least=0,
     )
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """The budget of a micro-batch in tokens; before it is settled, the most there is by default."""
+        return self.max_tokens_per_microbatch or MOST_MICROBATCH_TOKENS
 
 
 @dataclass

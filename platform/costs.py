@@ -8,7 +8,8 @@ needed is counted, not what padding adds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -84,3 +85,51 @@ def _generation(size: StepSize, actor: ModelShape) -> float:
 def share_of_peak(flops: Mapping[str, float], seconds: Mapping[str, float], peak: float) -> dict[str, float]:
     """By phase, the share of the machine's `peak` operations per second that its time has seen; timed phases alone."""
     return {phase: count / seconds[phase] / peak for phase, count in flops.items() if seconds.get(phase, 0.0) > 0}
+
+
+MOST_OTHERS = 0.1
+"""Share of the cores that other processes may use while something is timed."""
+MOST_SPREAD = 0.15
+"""Largest difference of the best and the median of measurements, relative to the best, that is still chance."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The machine's rate at matrix products, and how it was measured."""
+
+    flops: float  # operations per second of the best trial
+    median: float  # of all trials
+    spread: float  # (best - median) / best
+    trials: int
+    others: float  # share of the cores that other processes used meanwhile
+    load_average: float  # processes, of the minute before
+
+    @staticmethod
+    def of(rates: Sequence[float], others: float, load_average: float) -> Peak:
+        """From operations per second of each trial."""
+        best, median = max(rates), statistics.median(rates)
+        return Peak(best, median, (best - median) / best, len(rates), others, load_average)
+
+    def problem(self) -> str | None:
+        """Why nothing is to be compared with it; None: nothing speaks against that."""
+        if self.others > MOST_OTHERS:
+            return f"the peak was measured beside other processes, on {self.others:.0%} of the cores"
+        if self.spread > MOST_SPREAD:
+            return f"measurements of the peak differ: best {self.flops:.3g}, median {self.median:.3g} operations/s"
+        return None
+
+
+def share_problem(share: float, peak: Peak | None, others: float | None) -> str | None:
+    """Why a share of the peak is no figure to print; None: nothing speaks against it.
+
+    Args:
+        peak: how the peak was measured; None where that is not recorded. others: share of the cores that other processes
+            used before or after the runs that were timed, the largest; None where that is not recorded.
+    """
+    if peak is not None and (problem := peak.problem()):
+        return problem
+    if others is not None and others > MOST_OTHERS:
+        return f"timed beside other processes, on {others:.0%} of the cores"
+    if share > 1:
+        return "over 100 %, which cannot be: the peak was measured too low, or less was computed than is counted"
+    return None

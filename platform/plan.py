@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.platform.algorithms import Algorithm
 from tandem.platform.config import Config
@@ -14,18 +14,25 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class RolePlan:
-    """One role: its ranks, and an estimate of the bytes each rank holds besides activations."""
+    """One role: its ranks, and an estimate of the bytes that each rank needs."""
 
     name: str
     ranks: int
     weights: int
     gradients: int = 0
     optimizer: int = 0
+    working: int | None = 0  # of its largest pass: activations, logits, their gradients, cache; None: not counted
+    process: int = 0  # of interpreter and libraries
+
+    @property
+    def held(self) -> int:
+        """Weights, gradients and optimizer state together."""
+        return self.weights + self.gradients + self.optimizer
 
     @property
     def bytes_per_rank(self) -> int:
-        """Weights, gradients and optimizer state together."""
-        return self.weights + self.gradients + self.optimizer
+        """All of it, as far as it is counted."""
+        return self.process + self.held + (self.working or 0)
 
 
 def role_ranks(config: Config, algorithm: Algorithm) -> dict[str, int]:
@@ -38,8 +45,18 @@ def role_ranks(config: Config, algorithm: Algorithm) -> dict[str, int]:
     return ranks
 
 
-def role_plans(config: Config, algorithm: Algorithm, parameters: int) -> list[RolePlan]:
-    """The roles with their memory, for a model of so many parameters (the critic is taken to be as large)."""
+def role_plans(
+    config: Config,
+    algorithm: Algorithm,
+    parameters: int,
+    working: Mapping[str, int | None] | None = None,
+    process: int = 0,
+) -> list[RolePlan]:
+    """The roles with their memory, for a model of so many parameters (the critic is taken to be as large).
+
+    Args:
+        working: by role, bytes of its largest pass on a rank. process: bytes of a process before it loads a model.
+    """
     size = BYTES[config.model.dtype]
     plans = []
     for name, ranks in role_ranks(config, algorithm).items():
@@ -47,7 +64,7 @@ def role_plans(config: Config, algorithm: Algorithm, parameters: int) -> list[Ro
             plans.append(_trained(name, ranks, parameters, size, config.trainer.zero_stage))
         else:
             plans.append(RolePlan(name, ranks, 0 if name == "reward" else parameters * size))
-    return plans
+    return [replace(plan, working=(working or {}).get(plan.name, 0), process=process) for plan in plans]
 
 
 def _trained(name: str, ranks: int, parameters: int, size: int, stage: int) -> RolePlan:
@@ -69,7 +86,7 @@ def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]
     updates = train.epochs_per_batch * train.minibatches
     longest = config.max_sequence_tokens
     per_rank = math.ceil(minibatch / config.actor.ranks)
-    microbatches = math.ceil(per_rank / max(1, train.max_tokens_per_microbatch // longest))
+    microbatches = math.ceil(per_rank / max(1, train.microbatch_tokens // longest))
     rows = [
         ("prompts per step", config.data.prompts_per_step, "prompts"),
         ("samples per prompt (G)", config.rollout.samples_per_prompt, "samples"),
@@ -77,6 +94,7 @@ def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]
         ("samples per mini-batch", minibatch, "samples"),
         ("optimizer steps per step", updates, f"= {train.epochs_per_batch} epochs x {train.minibatches} mini-batches"),
         ("longest sequence", longest, "tokens, prompt and response"),
+        ("micro-batch", train.microbatch_tokens, "tokens at most, padding included"),
         ("micro-batches per mini-batch", microbatches, "at most, per actor rank"),
     ]
     if steps is not None:
@@ -102,6 +120,12 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     )
 
 
+def _role_row(plan: RolePlan) -> list[str]:
+    held = [human_bytes(size) for size in (plan.process, plan.weights, plan.gradients, plan.optimizer)]
+    least, working = ("", human_bytes(plan.working)) if plan.working is not None else ("over ", "not counted")
+    return [plan.name, str(plan.ranks), *held, working, least + human_bytes(plan.bytes_per_rank)]
+
+
 def render(
     config: Config,
     algorithm: Algorithm,
@@ -109,17 +133,12 @@ def render(
     parameters: int,
     bundles: Sequence[Mapping[str, float]],
     versions: Mapping[str, str],
+    plans: Sequence[RolePlan],
+    notes: Sequence[str] = (),
 ) -> str:
-    """The plan as text."""
-    head = ["role", "ranks", "weights", "gradients", "optimizer", "per rank"]
-    roles = [head] + [
-        [
-            plan.name,
-            str(plan.ranks),
-            *(human_bytes(n) for n in (plan.weights, plan.gradients, plan.optimizer, plan.bytes_per_rank)),
-        ]
-        for plan in role_plans(config, algorithm, parameters)
-    ]
+    """The plan as text. `notes`: what there is to say of the memory."""
+    head = ["role", "ranks", "process", "weights", "gradients", "optimizer", "passes", "per rank"]
+    roles = [head] + [_role_row(plan) for plan in plans]
     critic = "with a critic" if algorithm.needs_critic else "no critic"
     kinds = list(dict.fromkeys(kind for bundle in bundles for kind in bundle))
     where = [["bundle", *kinds]] if bundles else [["none: all roles share this process"]]
@@ -127,7 +146,7 @@ def render(
     sections = [
         f"algorithm {algorithm.name}, adv_estimator {config.adv_estimator} ({critic}), {parameters:,} parameters",
         "batch\n" + table(batch_table(config, steps)),
-        "roles (estimated, without activations)\n" + table(roles),
+        "\n".join(["roles (estimated, each at the peak of its largest pass)", table(roles), *notes]),
         f"placement {config.placement.name}, {config.placement.strategy}\n" + table(where),
         "versions\n" + table([[name, version] for name, version in versions.items()]),
     ]

@@ -115,9 +115,10 @@ def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -
             f"rollout.replicas={config.rollout.replicas} engines share data.prompts_per_step="
             f"{config.data.prompts_per_step} prompts; set rollout.replicas={config.data.prompts_per_step} or fewer"
         )
-    if config.train.max_tokens_per_microbatch < config.max_sequence_tokens:
+    budget = config.train.max_tokens_per_microbatch
+    if budget is not None and budget < config.max_sequence_tokens:
         yield (
-            f"train.max_tokens_per_microbatch={config.train.max_tokens_per_microbatch} tokens is less than one sequence: "
+            f"train.max_tokens_per_microbatch={budget} tokens is less than one sequence: "
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} + rollout.max_response_tokens="
             f"{config.rollout.max_response_tokens} = {config.max_sequence_tokens} tokens. "
             f"Set train.max_tokens_per_microbatch={config.max_sequence_tokens} or more"

@@ -47,7 +47,6 @@ class ActorWorker(TrainedWorker):
     def __init__(self, spec: ActorSpec, rank: Rank) -> None:
         super().__init__(rank, spec.max_tokens_per_microbatch, spec.timeout_s, spec.seed)
         self.spec = spec
-        self._policy_loss = objective_of(spec.algo.policy_loss).loss
         self._checksums: dict[str, int] = {}
         self._transport: Transport = ObjectStore()
 
@@ -104,9 +103,14 @@ class ActorWorker(TrainedWorker):
         return batch_logprobs(forward, batch, self.spec.temperature)
 
     def _objective(self, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
-        spec, logits = self.spec, token_logits(forward, batch.rollout)
-        logprobs = token_logprobs(logits, batch.rollout.tokens, spec.temperature)
-        # Without a bonus entropy is only watched, and needs no graph.
-        with torch.set_grad_enabled(spec.algo.entropy_coef > 0):
-            entropy = token_entropy(logits, spec.temperature)
-        return policy_objective(logprobs, entropy, batch, self._policy_loss, spec.algo, spec.max_response_tokens)
+        return actor_objective(self.spec, forward, batch)
+
+
+def actor_objective(spec: ActorSpec, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
+    """The policy's part of the loss of a mini-batch, of a micro-batch on the device of the model."""
+    logits, policy_loss = token_logits(forward, batch.rollout), objective_of(spec.algo.policy_loss).loss
+    logprobs = token_logprobs(logits, batch.rollout.tokens, spec.temperature)
+    # Without a bonus entropy is only watched, and needs no graph.
+    with torch.set_grad_enabled(spec.algo.entropy_coef > 0):
+        entropy = token_entropy(logits, spec.temperature)
+    return policy_objective(logprobs, entropy, batch, policy_loss, spec.algo, spec.max_response_tokens)

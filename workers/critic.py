@@ -57,18 +57,27 @@ class CriticWorker(TrainedWorker):
         return Values(torch.where(real, before_token(after), 0.0), final)
 
     def _values_after(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
-        values: Tensor = forward(**model_inputs(batch.tokens, batch.lengths))
-        return values
+        return values_after(forward, batch)
 
     def _objective(self, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
-        after = self._values_after(forward, batch.rollout)
-        return value_objective(
-            before_token(after),
-            batch,
-            value_clip=self.spec.critic.value_clip,
-            aggregation=self.spec.loss_aggregation,
-            max_tokens=self.spec.max_response_tokens,
-        )
+        return critic_objective(self.spec, forward, batch)
+
+
+def values_after(forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
+    """(B, T) float32 value after each token."""
+    values: Tensor = forward(**model_inputs(batch.tokens, batch.lengths))
+    return values
+
+
+def critic_objective(spec: CriticSpec, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
+    """The value function's part of the loss of a mini-batch, of a micro-batch on the device of the model."""
+    return value_objective(
+        before_token(values_after(forward, batch.rollout)),
+        batch,
+        value_clip=spec.critic.value_clip,
+        aggregation=spec.loss_aggregation,
+        max_tokens=spec.max_response_tokens,
+    )
 
 
 def before_token(after: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -63,3 +65,29 @@ class Activations:
         with torch.autograd.graph.saved_tensors_hooks(note, give):
             yield
         self.bytes = max(self.bytes, sum(storages.values()))
+
+
+def available_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that new processes of this machine can take: within the limits of its cgroup and of this process."""
+    limits = [int(psutil.virtual_memory().available)]
+    if (left := _cgroup_left(root)) is not None:
+        limits.append(left)
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)  # children inherit it
+    if space != resource.RLIM_INFINITY:
+        limits.append(max(0, space - int(psutil.Process().memory_info().vms)))
+    return min(limits)
+
+
+def _cgroup_left(root: Path) -> int | None:
+    """Bytes to the limit of the cgroup at `root`, version 2 or 1; files that it can let go count as free."""
+    for folder, most, now, file in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit, used = (folder / most).read_text().strip(), int((folder / now).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return None if limit == "max" else max(0, int(limit) - used + int(stat.get(file, 0)))
+        except (OSError, ValueError):
+            continue
+    return None

@@ -27,7 +27,7 @@ def load_policy(path: str, config: ModelConfig) -> Any:
     """The causal language model at `path`, without dropout."""
     from transformers import AutoModelForCausalLM
 
-    return _prepare(_load(AutoModelForCausalLM, path, config), config)
+    return prepared(_load(AutoModelForCausalLM, path, config), config)
 
 
 def load_critic(path: str, config: ModelConfig, head: str = "zero") -> ValueModel:
@@ -39,7 +39,7 @@ def load_critic(path: str, config: ModelConfig, head: str = "zero") -> ValueMode
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     if head == "zero":
-        return ValueModel(_prepare(_load(AutoModel, path, config), config))
+        return ValueModel(prepared(_load(AutoModel, path, config), config))
     check_score_head(path, config)
     model, info = _load(AutoModelForSequenceClassification, path, config, output_loading_info=True)
     score = getattr(model, "score", None)
@@ -47,7 +47,7 @@ def load_critic(path: str, config: ModelConfig, head: str = "zero") -> ValueMode
         raise _no_score_head(path, "its head is no linear layer called score")
     if missing := sorted(info["missing_keys"]):
         raise _no_score_head(path, f"its checkpoint lacks {', '.join(missing[:3])}")
-    value_model = ValueModel(_prepare(model.base_model, config))
+    value_model = ValueModel(prepared(model.base_model, config))
     value_model.start_from(score)
     return value_model
 
@@ -97,6 +97,16 @@ def skeleton(path: str, config: ModelConfig, *, body: bool = False) -> Any:
         return cls.from_config(AutoConfig.from_pretrained(path, trust_remote_code=trust), trust_remote_code=trust)
 
 
+def untrained(path: str, config: ModelConfig, *, body: bool = False) -> Any:
+    """The model that `load_policy` loads, or the `body` of a critic, with fresh weights in place of those at `path`."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    trust, cls = config.trust_remote_code, AutoModel if body else AutoModelForCausalLM
+    own = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
+    own.return_dict = True
+    return prepared(cls.from_config(own, dtype=DTYPES[config.dtype], trust_remote_code=trust), config)
+
+
 def policy_bytes(model: nn.Module, config: ModelConfig) -> int:
     """Bytes of the weights of a model that may be on the meta device, in the dtype of the settings."""
     return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.dtype].itemsize
@@ -136,7 +146,8 @@ def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
     return ConfigError(f"{what} cannot be loaded: {kind}{shorten(str(error), 1000)}")
 
 
-def _prepare(model: Any, config: ModelConfig) -> Any:
+def prepared(model: Any, config: ModelConfig) -> Any:
+    """The model as the roles use it: without dropout, with its activations kept or made again."""
     disable_dropout(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -13,6 +13,17 @@ TAIL_BYTES = 64 * 2**10
 ASK_TIMEOUT_S = 10.0
 DUMP_S = 1.0  # seconds a worker gets to write its stacks
 
+NO_MEMORY = (
+    *("can't allocate memory", "out of memory", "OutOfMemoryError", "MemoryError", "Cannot allocate memory", "bad_alloc"),
+    "for lack of memory",  # what is said of a process that was killed
+)
+"""What torch, CUDA, Python, the kernel, Ray's memory monitor and tandem say where memory ran out, or may have."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, of this process or as a worker's is told here, is or may be a lack of memory."""
+    return isinstance(error, MemoryError) or any(words in f"{type(error).__name__}: {error}" for words in NO_MEMORY)
+
 
 def last_words(node_id: str, pid: int, stacks: bool) -> str:
     """The tail of a worker's log as text for an error message; with `stacks`, it is asked to write its stacks first.

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from tandem.benchmarks.ab.doubts import doubts, peak_text
 from tandem.benchmarks.ab.measure import AXES, ITEMS, PARTS, TRENDS
 from tandem.benchmarks.ab.raw import read_raw
 from tandem.benchmarks.ab.results import REWARD, derive
@@ -241,7 +242,7 @@ def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
         ),
         (
             "Cost of a step",
-            "Means over seeds and steps, the first steps and those that measured more left out.",
+            "Means over seeds and steps, the first steps and those that measured more left out." + doubts(results),
             _cost_rows(results),
         ),
         (
@@ -280,7 +281,8 @@ def _cost_rows(results: Mapping[str, Any]) -> Table:
     rows = [[*head, "all tokens/s", "GFLOP", "of the peak: generate", "update actor", "startup, s"]]
     for name, arm in finished(results).items():
         costs, seconds = arm["costs"], arm["costs"]["seconds"]
-        share = {phase: f"{value:.0%}" for phase, value in costs["share_of_peak"].items()}
+        wrong = arm.get("share_problems", {})
+        share = {phase: "?" if phase in wrong else f"{value:.0%}" for phase, value in costs["share_of_peak"].items()}
         rows.append(
             [
                 label(results, name),
@@ -332,7 +334,7 @@ def _conditions(results: Mapping[str, Any]) -> Markup:
     machine = results["machine"]
     facts = {
         "devices": where(machine),
-        "matrix product": f"{results['peak_flops'] / 1e9:.0f} GFLOP/s" if results["peak_flops"] else "not measured",
+        "matrix product": peak_text(results),
         "first weights": results["model"]["digest"],
         **machine["versions"],
     }

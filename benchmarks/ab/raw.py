@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.platform.config import ConfigError
-from tandem.platform.costs import ModelShape
+from tandem.platform.costs import ModelShape, Peak
 from tandem.platform.files import read_text
 from tandem.platform.readers import parse_json, parsed
 
@@ -70,6 +70,7 @@ class RawRun:
     steps: dict[str, list[float | None]]
     evals: dict[str, list[list[float]]]
     memory: dict[str, dict[str, float | None]]
+    others: float | None = None  # share of the cores that other processes used before or after it
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class RawResults:
     settings: dict[str, Any]
     arms: list[RawArm]
     runs: list[RawRun]
+    peak: Peak | None = None  # how peak_flops was measured
 
 
 def read_raw(folder: Path) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from tandem.platform.comparison import (
     probability_of_improvement,
 )
 from tandem.platform.config import ConfigError
-from tandem.platform.costs import ModelShape
+from tandem.platform.costs import ModelShape, Peak, share_problem
 
 REWARD = "reward/mean"
 Key = tuple[str, int]
@@ -32,11 +32,14 @@ def describe(plan: Plan, arms: Sequence[Arm]) -> dict[str, Any]:
     """The raw results but for the runs: plan, machine, model, data, arms, as JSON can hold them."""
     config, first = arms[0].config, arms[0].settings
     trust = config.model.trust_remote_code
-    is_here = plan.peak and config.cluster.address is None  # another machine's peak would say nothing of the runs
+    peak = None
+    if plan.peak and config.cluster.address is None:  # another machine's peak would say nothing of the runs
+        peak = measured_peak(config.model.dtype)
     return {
         "plan": {key: value for key, value in asdict(plan).items() if key not in ("out", "report", "definitions")},
         "machine": machine(),
-        "peak_flops": measured_peak(config.model.dtype) if is_here else None,
+        "peak_flops": peak.flops if peak else None,
+        "peak": asdict(peak) if peak else None,
         "model": {
             "path": config.model.path or "the embedded Qwen2",
             "parameters": parameters_of(arms[0].model, trust),
@@ -171,8 +174,10 @@ def _arm(name: str, raw: Mapping[str, Any], finished: _Finished, budgets: Mappin
         for metric in finished.metrics
     }
     equal = {metric: _over_known(own, finished, metric, budgets["completions"]) for metric in finished.metrics}
+    costs = _average(each)
     return found | {
-        "costs": _average(each),
+        "costs": costs,
+        "share_problems": _share_problems(costs["share_of_peak"], raw, ended),
         "critic_share": over_seeds([one["critic_share"] for one in each]),
         "startup_s": mean([run.startup_s for run in own.values()]),
         "memory": _average([measure.memory(run, inline) for run in own.values()]),
@@ -183,6 +188,16 @@ def _arm(name: str, raw: Mapping[str, Any], finished: _Finished, budgets: Mappin
         },
         "curves": curves,
     }
+
+
+def _share_problems(
+    shares: Mapping[str, float], raw: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """By phase, why its share of the peak is not to be believed; others are left out."""
+    peak = Peak(**raw["peak"]) if raw.get("peak") else None
+    others = max((run["others"] for run in runs if run.get("others") is not None), default=None)
+    found = {phase: share_problem(share, peak, others) for phase, share in shares.items()}
+    return {phase: problem for phase, problem in found.items() if problem}
 
 
 def _over_known(own: Mapping[Key, Measured], finished: _Finished, metric: str, budget: float) -> dict[str, float] | None:

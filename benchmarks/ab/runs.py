@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tandem.benchmarks.ab.arms import Arm, differing
 from tandem.benchmarks.ab.measure import columns
+from tandem.benchmarks.ab.shapes import others_now
 from tandem.launch.claim import claimed
 from tandem.launch.main import main as _main
 from tandem.platform.config import ConfigError
@@ -45,6 +46,7 @@ class Run:
     devices: float | None  # GPUs it held, or CPUs
     machine: dict[str, Any]
     records: list[Record] = field(repr=False)
+    others: float | None = None  # share of the cores that other processes used before or after it
 
 
 class Interrupted(Exception):
@@ -97,6 +99,7 @@ def make_run(arm: Arm, seed: int, out: Path, where: Mapping[str, Any], lock: int
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
     own_folder(folder.parent, below=out)
     own = [f"run.seed={seed}", f"run.name={name}", f"run.dir='{folder.parent.absolute()}'", "checkpoint.resume=never"]
+    others = [others_now()]
     with os.fdopen(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, below=out), "w") as text:
         command = [sys.executable, str(LAUNCH), *arm.overrides, *own]
         process = subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT, pass_fds=[lock])
@@ -111,7 +114,8 @@ def make_run(arm: Arm, seed: int, out: Path, where: Mapping[str, Any], lock: int
     if code == REFUSED:
         raise ConfigError(f"{name} was refused: {_last_line(log)}")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    run = _read(arm, seed, folder, log, code, where)
+    others.append(others_now())
+    run = replace(_read(arm, seed, folder, log, code, where), others=max(others))
     write_json(out / "runs" / f"{name}.json", asdict(run))
     return run
 
@@ -119,7 +123,7 @@ def make_run(arm: Arm, seed: int, out: Path, where: Mapping[str, Any], lock: int
 def raw(run: Run) -> dict[str, Any]:
     """A run as the results hold it: columns that are needed, evaluations, memory."""
     steps, evals, memory = columns(run.records)
-    names = ("arm", "seed", "status", "error", "identity", "startup_s", "devices")
+    names = ("arm", "seed", "status", "error", "identity", "startup_s", "devices", "others")
     rounded = {key: [None if value is None else float(f"{value:.6g}") for value in column] for key, column in steps.items()}
     return {**{key: getattr(run, key) for key in names}, "steps": rounded, "evals": evals, "memory": memory}
 

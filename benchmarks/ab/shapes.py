@@ -6,10 +6,11 @@ import os
 import time
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
-from tandem.platform.costs import ModelShape
+from tandem.platform.costs import ModelShape, Peak
 
 
 def shape_of(path: str, trust_remote_code: bool = False, values: bool = False) -> ModelShape:
@@ -37,17 +38,48 @@ def parameters_of(path: str, trust_remote_code: bool = False) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def measured_peak(dtype: str, size: int | None = None, trials: int = 5) -> float:
-    """Operations per second of the fastest of some products of two square matrices, on one GPU or on all cores."""
+def measured_peak(dtype: str, size: int | None = None, trials: int = 15) -> Peak:
+    """Operations per second of products of two square matrices, on one GPU or on all cores, the first one left out."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = size or (8192 if device.type == "cuda" else 2048)  # a small one would measure the launch of its kernel
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    one = torch.randn(size, size, dtype=getattr(torch, dtype), device=device)
-    best = float("inf")
-    for _ in range(trials):
-        start = time.perf_counter()
-        float((one @ one)[0, 0])  # waits for the device
-        best = min(best, time.perf_counter() - start)
+    one, load_average = torch.randn(size, size, dtype=getattr(torch, dtype), device=device), os.getloadavg()[0]
+    rates = []
+    with Others() as others:
+        for _ in range(trials + 1):
+            start = time.perf_counter()
+            float((one @ one)[0, 0])  # waits for the device
+            rates.append(2 * size**3 / (time.perf_counter() - start))
     torch.set_num_threads(before)
-    return 2 * size**3 / best
+    return Peak.of(rates[1:], others.share, load_average)
+
+
+class Others:
+    """Measures which share of the machine's cores other processes, or other virtual machines, use during its body."""
+
+    share: float = 0.0
+
+    def __enter__(self) -> Others:
+        self._before = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        busy, idle, own = (now - before for now, before in zip(self._now(), self._before, strict=True))
+        self.share = max(0.0, busy - own) / (busy + idle) if busy + idle > 0 else 0.0
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds of all cores so far: busy, idle; and those of this process."""
+        times = psutil.cpu_times()._asdict()
+        idle = times["idle"] + times.get("iowait", 0.0)
+        # Linux counts the time of guests within that of users.
+        busy = sum(times.values()) - idle - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
+        return busy, idle, time.process_time()
+
+
+def others_now(seconds: float = 0.5) -> float:
+    """The share of the cores that other processes use at the moment."""
+    with Others() as others:
+        time.sleep(seconds)
+    return others.share

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.benchmarks.ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps, times
-from tandem.benchmarks.ab.page import as_csv, rebuild, write
+from tandem.benchmarks.ab.page import all_tables, as_csv, rebuild, write
 from tandem.benchmarks.ab.results import derive
 from tandem.benchmarks.ab.verdict import sentences
 from tandem.platform.config import ConfigError
@@ -229,6 +229,22 @@ def test_steps_without_a_reward_and_runs_without_held_out_data() -> None:
     assert at(derived, metric="reward/mean")["verdict"] == "no difference shown"
     assert derived["arms"]["one"]["trends"]["reward/mean"] == 0.5
     assert [step for step, _ in derived["arms"]["one"]["trend_curves"].get("policy/entropy", [])] == []
+
+
+def test_a_share_that_cannot_be_is_no_figure() -> None:
+    """An update of 0.5 s; one that would have been faster than the machine, and one that was timed beside other work."""
+    results = {**raw([run()], comparisons=[]), "peak": None}
+    flops = derive(results)["arms"]["one"]["costs"]["flops"]["update_actor"]
+    for peak, others, shown, why in (
+        (flops / 0.25, None, "50%", ""),
+        (flops, None, "?", "over 100 %"),
+        (flops / 0.25, 0.4, "?", "timed beside other processes, on 40% of the cores"),
+    ):
+        results["peak_flops"], results["runs"][0]["others"] = peak, others
+        title, note, rows = all_tables({**results, "derived": derive(results)})[1]
+        assert title == "Cost of a step"
+        assert rows[1][rows[0].index("update actor")] == shown
+        assert why in note
 
 
 def test_a_crash_is_a_result() -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
 from tandem.platform.config import ModelConfig
-from tandem.platform.costs import ModelShape, StepSize, share_of_peak, step_flops
+from tandem.platform.costs import ModelShape, Peak, StepSize, share_of_peak, share_problem, step_flops
 from tandem.workers.models import load_critic, load_policy
 
 
@@ -71,5 +71,36 @@ def test_share_of_the_peak() -> None:
     assert share_of_peak({"generate": 10.0, "infer_old": 4.0}, {"generate": 2.0}, peak=20.0) == {"generate": 0.25}
 
 
-def test_the_peak_is_a_rate() -> None:
-    assert 1e8 < measured_peak("float32", size=256) < 1e15
+def test_the_peak_is_a_rate_of_repeated_measurements() -> None:
+    peak = measured_peak("float32", size=256, trials=3)
+    assert 1e8 < peak.median <= peak.flops < 1e15
+    assert peak.trials == 3
+    assert 0 <= peak.others <= 1
+
+
+def test_a_peak_by_hand() -> None:
+    """Of 80, 100 and 90 the best is 100 and the median 90, a tenth less."""
+    peak = Peak.of([80.0, 100.0, 90.0], others=0.05, load_average=0.3)
+    assert peak == Peak(100.0, 90.0, pytest.approx(0.1), 3, 0.05, 0.3)
+    assert peak.problem() is None
+    assert "best 100, median 80" in str(Peak.of([80.0, 80.0, 100.0], 0.0, 0.0).problem())
+    assert "beside other processes, on 50% of the cores" in str(Peak.of([80.0], 0.5, 2.0).problem())
+
+
+@pytest.mark.parametrize(
+    ("share", "noisy", "others", "problem"),
+    [
+        (0.5, False, 0.0, None),
+        (0.5, False, None, None),
+        (1.0, False, 0.1, None),
+        (1.24, False, 0.0, "over 100 %, which cannot be"),
+        (0.5, False, 0.3, "timed beside other processes, on 30% of the cores"),
+        (0.5, True, 0.0, "the peak was measured beside other processes, on 90% of the cores"),
+    ],
+)
+def test_shares_that_are_no_figures(share: float, noisy: bool, others: float | None, problem: str | None) -> None:
+    peak = Peak.of([10.0], others=0.9 if noisy else 0.0, load_average=0.0)
+    said = share_problem(share, peak, others)
+    assert said == problem if problem is None else str(said).startswith(problem)
+    assert share_problem(0.5, None, None) is None
+    assert share_problem(1.01, None, None) is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tandem.platform.algorithms import resolve
+from tandem.platform.algorithms import Algorithm, resolve
 from tandem.platform.config import Config
 from tandem.platform.plan import RolePlan, batch_table, human_bytes, render, role_plans, role_ranks, table
 
@@ -65,11 +67,12 @@ def test_batch_table() -> None:
         "samples per mini-batch": "12",
         "optimizer steps per step": "6",
         "longest sequence": "96",
+        "micro-batch": "200",
         "micro-batches per mini-batch": "3",  # 6 rows per rank, two at a time
         "training steps": "1,000",
         "optimizer steps in all": "6,000",
     }
-    assert len(batch_table(wanted, None)) == 7
+    assert len(batch_table(wanted, None)) == 8
 
 
 @pytest.mark.parametrize(
@@ -84,9 +87,13 @@ def test_table_aligns_columns() -> None:
     assert table([["a", "b"], ["long", "x"]], indent="") == "a     b\nlong  x"
 
 
+def text_of(algorithm: Algorithm, steps: int | None, bundles: list[dict[str, float]], **notes: Any) -> str:
+    plans = role_plans(config(), algorithm, 1_000_000, notes.pop("working", None))
+    return render(config(), algorithm, steps, 1_000_000, bundles, {"tandem": "0.1.0"}, plans, **notes)
+
+
 def test_render_of_a_run_with_and_without_a_critic() -> None:
-    ppo = render(config(), PPO, 10, 1_000_000, [{"CPU": 2.0}], {"tandem": "0.1.0"})
-    grpo = render(config(), GRPO, 10, 1_000_000, [{"CPU": 2.0}], {"tandem": "0.1.0"})
+    ppo, grpo = (text_of(algorithm, 10, [{"CPU": 2.0}]) for algorithm in (PPO, GRPO))
     assert "with a critic" in ppo
     assert "no critic" in grpo
     assert any(line.split()[:2] == ["critic", "3"] for line in ppo.splitlines())
@@ -94,8 +101,22 @@ def test_render_of_a_run_with_and_without_a_critic() -> None:
     assert "tandem  0.1.0" in ppo
 
 
+def test_render_of_passes_that_are_counted_and_that_are_not() -> None:
+    text = text_of(GRPO, 10, [], working={"actor": 2**30, "rollout": None}, notes=["the words"])
+    rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
+    assert rows["actor"].split()[-4:] == ["1.0", "GiB", "1.0", "GiB"]
+    assert rows["rollout"].endswith("not counted  over 3.8 MiB")
+    assert "\nthe words\n" in text
+
+
+def test_what_a_rank_needs_in_all() -> None:
+    plan = RolePlan("actor", 2, 1, 2, 4, working=8, process=16)
+    assert (plan.held, plan.bytes_per_rank) == (7, 31)
+    assert RolePlan("actor", 2, 1, working=None).bytes_per_rank == 1
+
+
 def test_render_of_bundles_of_different_kinds() -> None:
-    text = render(config(), GRPO, None, 10, [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}], {"tandem": "0"})
+    text = text_of(GRPO, None, [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}])
     lines = [line.split() for line in text.splitlines()]
     assert ["bundle", "CPU", "GPU"] in lines
     assert ["0", "2", "0"] in lines
@@ -103,4 +124,4 @@ def test_render_of_bundles_of_different_kinds() -> None:
 
 
 def test_render_without_bundles() -> None:
-    assert "none: all roles share this process" in render(config(), GRPO, None, 10, [], {"tandem": "0"})
+    assert "none: all roles share this process" in text_of(GRPO, None, [])
