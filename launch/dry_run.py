@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from tandem.launch import prepare
 from tandem.launch.memory_plan import MemoryPlan, settle
-from tandem.launch.roles import placement_here
+from tandem.launch.roles import placement_here, wants_gpu
 from tandem.launch.versions import versions
 from tandem.platform.algorithms import resolve
 from tandem.platform.config import Config
@@ -43,7 +45,7 @@ def dry_run(config: Config, note: Callable[[str], None]) -> str:
     _check_rewards(config)
     bundles: tuple[Mapping[str, float], ...] = ()
     if config.cluster.name != "inline":
-        bundles = placement_here(config, algorithm).bundles
+        bundles = placement_here(config, algorithm, wants_gpu(config, torch.cuda.is_available())).bundles
     settle(config, None)
     memory = MemoryPlan(config)
     plans = memory.roles()

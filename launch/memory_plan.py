@@ -28,6 +28,8 @@ GPU_PROCESS = 512 << 20
 """Bytes that a process takes of a GPU before its first tensor: CUDA's context and the kernels."""
 TENSORS, GUESSED = 12, 10
 """What a guess takes for each width, and how many times as much memory must be there for it to be enough."""
+LARGEST_START = 1 << 30
+"""Bytes, at most, that a process is taken to hold before it loads a model; this one may have loaded some by now."""
 SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 SMI_TIMEOUT_S = 20.0
 
@@ -75,7 +77,7 @@ class MemoryPlan:
         self.algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
         self.on_gpu = wants_gpu(config, torch.cuda.is_available())
         self.room = room or room_of(config, self.on_gpu)
-        self._process = GPU_PROCESS if self.on_gpu else int(psutil.Process().memory_info().rss)
+        self._process = GPU_PROCESS if self.on_gpu else min(int(psutil.Process().memory_info().rss), LARGEST_START)
 
     def fitting(self) -> tuple[int, list[str]]:
         """The micro-batch to use where none is asked for, in tokens, and what there is to say of it.
@@ -213,7 +215,7 @@ def groups_of(config: Config, algorithm: Algorithm, on_gpu: bool) -> list[Group]
     """
     if not on_gpu or config.cluster.name == "inline":
         return [role_ranks(config, algorithm)]
-    placement, turns = placement_here(config, algorithm), takes_turns(config, True)
+    placement, turns = placement_here(config, algorithm, on_gpu=True), takes_turns(config, True)
     groups: list[dict[str, int]] = []
     for number in range(len(placement.bundles)):
         tenants = [slot.role for slot in placement.slots if slot.bundle == number and slot.gpus]

@@ -144,11 +144,10 @@ def request_of(config: Config, algorithm: Algorithm, gpu: bool) -> Request:
     return Request(ranks, config.placement, with_model if gpu else (), wide)
 
 
-def placement_here(config: Config, algorithm: Algorithm) -> Placement:
-    """The bundles of the run on a private Ray of this machine."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(gpus)}
-    return plan_placement(request_of(config, algorithm, wants_gpu(config, gpus > 0)), [node])
+def placement_here(config: Config, algorithm: Algorithm, on_gpu: bool) -> Placement:
+    """The bundles of the run on a private Ray of this machine, whether or not it has the GPUs for it."""
+    node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(torch.cuda.device_count())}
+    return plan_placement(request_of(config, algorithm, on_gpu), [node])
 
 
 def wants_gpu(config: Config, available: bool) -> bool:
