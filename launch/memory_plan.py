@@ -53,7 +53,18 @@ def settle(config: Config, found: Checkpoint | None) -> list[str]:
 
 
 def advice(config: Config, plan: MemoryPlan, what: str) -> str:
-    """What to set after memory has run out. `what`: the text of the failure."""
+    """What to set after memory has run out, or may have; empty where no setting of the model helps.
+
+    Args:
+        what: the text of the failure.
+    """
+    if "reward rank" in what:
+        return ""
+    said = _advice(config, plan, what)
+    return f"If it was memory: {said[0].lower()}{said[1:]}" if "its process ended" in what else said
+
+
+def _advice(config: Config, plan: MemoryPlan, what: str) -> str:
     if "rollout rank" in what:
         now = config.rollout.max_batch_sequences
         return f"Set rollout.max_batch_sequences={max(1, now // 2)} (was {now})"

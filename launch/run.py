@@ -163,7 +163,8 @@ def _more_memory(config: Config, memory: MemoryPlan, error: Exception) -> str:
     if not is_out_of_memory(error):
         return ""
     traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
-    return f"\n{advice(config, memory, str(error))}"
+    said = advice(config, memory, str(error))
+    return f"\n{said}" if said else ""
 
 
 def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Checkpoint | None, signals: Signals) -> None:

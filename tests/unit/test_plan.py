@@ -50,6 +50,19 @@ def test_memory_of_a_trained_role(dtype: str, stage: int, weights: int, gradient
     assert plans["rollout"] == RolePlan("rollout", 4, 1001 * (4 if dtype == "float32" else 2))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stage", "bytes_"),
+    [("float32", 0, 8008), ("float32", 1, 501 * 12), ("bfloat16", 0, 501 * 12 + 2002), ("bfloat16", 2, 501 * 12 + 2002)],
+)
+def test_an_optimizer_step_may_take_more_than_a_pass(dtype: str, stage: int, bytes_: int) -> None:
+    """1001 parameters over 2 ranks."""
+    wanted = config()
+    wanted.model.dtype, wanted.trainer.zero_stage = dtype, stage
+    for passes, working in ((10, bytes_), (10**6, 10**6)):
+        plans = {plan.name: plan for plan in role_plans(wanted, PPO, 1001, {"actor": passes, "rollout": 3})}
+        assert (plans["actor"].working, plans["rollout"].working, plans["critic"].working) == (working, 3, 0)
+
+
 def test_without_a_critic_no_byte_of_one_is_planned() -> None:
     assert "critic" not in [plan.name for plan in role_plans(config(), GRPO, 1001)]
 
