@@ -15,8 +15,8 @@ from pathlib import Path
 
 from learning import ROOT, Run, train
 
-from tandem.launch.compose import config_groups
-from tandem.platform.terminal import say
+from tandem.launch.compose.compose import config_groups
+from tandem.platform.system.terminal import say
 
 SEEDS = [0, 1, 2]
 SHORT = ["run.steps=40", "cluster=inline"]

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tandem.launch.command import command
+from tandem.launch.compose.command import command
 from tandem.launch.settings import settings_table
-from tandem.platform.terminal import say
+from tandem.platform.system.terminal import say
 
 
 def settings() -> str:

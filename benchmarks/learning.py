@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tandem.platform.records import Record, Summary, read_metrics, read_summary
-from tandem.platform.terminal import say
+from tandem.platform.records.recorder import Record, Summary, read_metrics, read_summary
+from tandem.platform.system.terminal import say
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGOS, SEEDS = ["ppo", "grpo"], [0, 1, 2]

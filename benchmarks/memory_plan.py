@@ -27,14 +27,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
-from tandem.platform.config import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
-from tandem.platform.plan import human_bytes
-from tandem.platform.terminal import say
-from tandem.workers.actor import ActorSpec, ActorWorker
-from tandem.workers.critic import CriticSpec, CriticWorker
-from tandem.workers.models import ValueModel, untrained
-from tandem.workers.rehearsal import micro_batch, working_bytes
-from tandem.workers.runtime import Rank, peak_memory_bytes
+from tandem.platform.config.schema import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
+from tandem.platform.planning.plan import human_bytes
+from tandem.platform.system.terminal import say
+from tandem.workers.cluster.runtime import Rank, peak_memory_bytes
+from tandem.workers.models.loading import ValueModel, untrained
+from tandem.workers.roles.actor import ActorSpec, ActorWorker
+from tandem.workers.roles.critic import CriticSpec, CriticWorker
+from tandem.workers.roles.rehearsal import micro_batch, working_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")

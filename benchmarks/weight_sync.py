@@ -14,14 +14,14 @@ import time
 
 import torch
 
-from tandem.launch import prepare
-from tandem.launch.compose import compose
-from tandem.launch.roles import RayRoles
-from tandem.platform.algorithms import resolve
-from tandem.platform.plan import human_bytes
-from tandem.platform.protocols import Roles
-from tandem.platform.terminal import say
-from tandem.workers.cluster import connected
+from tandem.launch.assembly import prepare
+from tandem.launch.assembly.roles import RayRoles
+from tandem.launch.compose.compose import compose
+from tandem.platform.algorithms.registry import resolve
+from tandem.platform.loop.protocols import Roles
+from tandem.platform.planning.plan import human_bytes
+from tandem.platform.system.terminal import say
+from tandem.workers.cluster.cluster import connected
 
 ENLARGED = [
     *("model.tiny.hidden_size=512", "model.tiny.intermediate_size=2048", "model.tiny.layers=12", "model.tiny.heads=8"),

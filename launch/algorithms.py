@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from textwrap import wrap
 
-from tandem.launch.command import command
-from tandem.platform.algorithms import Algorithm, resolve
-from tandem.platform.config import Config
-from tandem.platform.plan import table
-from tandem.platform.terminal import say
+from tandem.launch.compose.command import command
+from tandem.platform.algorithms.registry import Algorithm, resolve
+from tandem.platform.config.schema import Config
+from tandem.platform.planning.plan import table
+from tandem.platform.system.terminal import say
 
 USAGE = """usage: python launch/algorithms.py
 

@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 
-from tandem.launch.command import SCRIPTS, Call
-from tandem.platform.terminal import say
+from tandem.launch.compose.command import SCRIPTS, Call
+from tandem.platform.system.terminal import say
 
 MEANINGS = {
     "train": "train a model with PPO, GRPO or another algorithm",

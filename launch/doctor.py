@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from tandem.launch.command import command
-from tandem.launch.compose import compose
+from tandem.launch.compose.command import command
+from tandem.launch.compose.compose import compose
 from tandem.launch.settings import settings_table
-from tandem.platform.config import Config, ConfigError
-from tandem.platform.plan import human_bytes
-from tandem.platform.terminal import say
-from tandem.workers.cluster import check_answers, usable_cpus
+from tandem.platform.config.schema import Config, ConfigError
+from tandem.platform.planning.plan import human_bytes
+from tandem.platform.system.terminal import say
+from tandem.workers.cluster.cluster import check_answers, usable_cpus
 
 USAGE = """usage: python launch/doctor.py [cluster.address=HOST:PORT] [SETTING=VALUE ...]
 
@@ -147,10 +147,10 @@ def check_ports(config: Config) -> Iterable[Finding]:
 def check_deepspeed(config: Config) -> Iterable[Finding]:
     """One optimizer step of a DeepSpeed engine with one rank."""
     code = (
-        "import torch; from torch import nn; from tandem.platform.batch import LossOutput;"
-        "from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig;"
-        "from tandem.workers.runtime import Rank, Rendezvous, pick_device;"
-        "from tandem.workers.trainer import DeepSpeedBackend;"
+        "import torch; from torch import nn; from tandem.platform.experience.batch import LossOutput;"
+        "from tandem.platform.config.schema import ModelConfig, OptimizerConfig, TrainerConfig;"
+        "from tandem.workers.cluster.runtime import Rank, Rendezvous, pick_device;"
+        "from tandem.workers.training.deepspeed import DeepSpeedBackend;"
         "meeting = Rendezvous(1, 60.0); device = pick_device('auto'); model = nn.Linear(2, 1);"
         "args = (model, 'actor', OptimizerConfig(), TrainerConfig(), ModelConfig(), Rank(), device);"
         "engine = DeepSpeedBackend(*args, (meeting.address, meeting, 60.0)).engine;"
@@ -169,7 +169,8 @@ def check_ray(config: Config) -> Iterable[Finding]:
             return
     address = f"cluster.address={config.cluster.address}" if config.cluster.address else "a private one"
     code = (
-        "from tandem.platform.config import ClusterConfig; from tandem.workers.cluster import connected; import ray\n"
+        "import ray\nfrom tandem.platform.config.schema import ClusterConfig\n"
+        "from tandem.workers.cluster.cluster import connected\n"
         f"with connected(ClusterConfig(address={config.cluster.address!r})):\n"
         "    f = ray.remote(lambda: sum(range(4))); assert ray.get(f.remote(), timeout=60) == 6\n"
         "    cpus, nodes = ray.cluster_resources().get('CPU', 0), len(ray.nodes())\n"

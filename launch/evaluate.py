@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.launch.command import command
+from tandem.launch.compose.command import command
 from tandem.launch.settings import settings_table
-from tandem.platform.config import ConfigError
-from tandem.platform.files import write_json
-from tandem.platform.terminal import say
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.system.files import write_json
+from tandem.platform.system.terminal import say
 
 USAGE = """usage: python launch/evaluate.py [model.path=FOLDER] [data.eval=FILE] [to=FILE] [SETTING=VALUE ...]
 
@@ -44,18 +44,18 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     Raises:
         ConfigError: a setting that cannot work, or there is no held-out data.
     """
-    from tandem.launch import prepare
-    from tandem.launch.compose import compose
-    from tandem.launch.display import PlainDisplay, warm_start
-    from tandem.launch.roles import role_specs
-    from tandem.platform.algorithms import resolve
-    from tandem.platform.protocols import Roles
-    from tandem.platform.validate import validate
-    from tandem.workers.inline import InlineRollouts
-    from tandem.workers.reward import RewardRank
-    from tandem.workers.rollout import RolloutWorker
-    from tandem.workers.runtime import Rank
-    from tandem.workers.tokenizer import load_tokenizer
+    from tandem.launch.assembly import prepare
+    from tandem.launch.assembly.roles import role_specs
+    from tandem.launch.compose.compose import compose
+    from tandem.launch.views.display import PlainDisplay, warm_start
+    from tandem.platform.algorithms.registry import resolve
+    from tandem.platform.loop.protocols import Roles
+    from tandem.platform.planning.validate import validate
+    from tandem.workers.cluster.runtime import Rank
+    from tandem.workers.groups.inline import InlineRollouts
+    from tandem.workers.models.tokenizer import load_tokenizer
+    from tandem.workers.roles.reward import RewardRank
+    from tandem.workers.roles.rollout import RolloutWorker
 
     config, given = compose(overrides)
     validate(config, given)

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.launch.command import as_called, command
-from tandem.platform.config import ConfigError
-from tandem.platform.files import write_json
-from tandem.platform.readers import read_object
-from tandem.platform.terminal import say
+from tandem.launch.compose.command import as_called, command
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.system.files import write_json
+from tandem.platform.system.readers import read_object
+from tandem.platform.system.terminal import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,11 +67,11 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tandem.launch.checkpoint import CheckpointError
-    from tandem.launch.checkpoints import open_newest
-    from tandem.platform.terminal import shorten
-    from tandem.workers.models import DTYPES, LOAD_ERRORS, saved_tensors
-    from tandem.workers.training_state import FIXED, WEIGHTS
+    from tandem.launch.storage.checkpoint import CheckpointError
+    from tandem.launch.storage.checkpoints import open_newest
+    from tandem.platform.system.terminal import shorten
+    from tandem.workers.models.loading import DTYPES, LOAD_ERRORS, saved_tensors
+    from tandem.workers.training.state import FIXED, WEIGHTS
 
     checkpoint = open_newest(path)
     dtype = dtype or str(checkpoint.settings.get("model.dtype"))
@@ -117,9 +117,9 @@ def _write(model: Any, description: Path, to: Path, options: Mapping[str, Any]) 
     """The model with the files of its `description`, whole or not at all."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from tandem.launch.checkpoint import CheckpointError
-    from tandem.launch.sharing import follow_umask
-    from tandem.workers.models import saved_tensors
+    from tandem.launch.storage.checkpoint import CheckpointError
+    from tandem.launch.storage.sharing import follow_umask
+    from tandem.workers.models.loading import saved_tensors
 
     place = to.resolve()  # a link to an empty folder stays one
     draft = place.with_name(f".{place.name}.{os.getpid()}.part")
@@ -146,7 +146,7 @@ def put(model: Any, own: Tensor, name: str, tensor: Tensor) -> None:
     """Gives a parameter or buffer of the model its value; a buffer takes the dtype too, whatever that of the weights."""
     from torch.nn import Parameter
 
-    from tandem.workers.models import set_buffer
+    from tandem.workers.models.loading import set_buffer
 
     if isinstance(own, Parameter):
         own.data.copy_(tensor)

@@ -9,9 +9,9 @@ import sys
 import time
 
 try:
-    from tandem.launch.command import command
+    from tandem.launch.compose.command import command
     from tandem.launch.settings import settings_table
-    from tandem.platform.terminal import say
+    from tandem.platform.system.terminal import say
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"tandem is not installed in this Python ({sys.executable}: no module {error.name}). `make train` installs it into "
@@ -43,21 +43,21 @@ Started again with its run.name, a run goes on from its newest checkpoint."""
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 finished, 1 failed, 2 not started, 130 interrupted)."""
     started_at = _command_start()
-    from tandem.launch.compose import compose
+    from tandem.launch.compose.compose import compose
 
     config, given = compose(arguments)
-    from tandem.platform.validate import validate
+    from tandem.platform.planning.validate import validate
 
     for warning in validate(config, given):
         say(f"warning: {warning}", error=True)
     if config.dry_run:
-        from tandem.launch.dry_run import dry_run
+        from tandem.launch.assembly.dry_run import dry_run
 
         say(dry_run(config, say))
         return 0
     if config.tracking.console != "none":
         say("loading PyTorch, transformers and Ray")
-    from tandem.launch.run import run
+    from tandem.launch.assembly.run import run
 
     return run(config, started_at)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.launch.command import command
-from tandem.launch.settings_file import read_settings
-from tandem.platform.config import ConfigError
-from tandem.platform.files import confined
-from tandem.platform.plan import human_bytes
-from tandem.platform.readers import read_object
-from tandem.platform.records import Record, memory_key, read_metrics, read_summary
-from tandem.platform.terminal import one_line, say
+from tandem.launch.compose.command import command
+from tandem.launch.views.run import Run, changed, read
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.plan import human_bytes
+from tandem.platform.records.recorder import memory_key
+from tandem.platform.system.files import confined
+from tandem.platform.system.terminal import one_line, say
 
 USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT ...]
 
@@ -31,37 +28,6 @@ USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT .
 COLUMNS = ("name", "algo", "status", "step", "reward", "accuracy", "memory", "who", "when")
 FILTERS = ("name", "algo", "status", "who", "when", "tags")
 NUMBERS = ("reward/mean", "response/length_mean", "policy/kl", "policy/entropy", "critic/explained_variance", "time/step_s")
-
-
-@dataclass(frozen=True)
-class About:
-    """What is read of a `run.json`."""
-
-    algo: str = ""
-    verifier: str | None = ""  # of held-out accuracy; None: there is none, and the reward was measured
-    user: str = ""
-    started_at: str = ""
-    tags: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the records of one run say."""
-
-    name: str
-    algo: str
-    status: str
-    error: str | None
-    step: int
-    reward: float | None
-    verifier: str | None
-    accuracy: float | None
-    memory: float | None  # bytes, the peaks of all roles together
-    who: str
-    when: str
-    tags: str
-    numbers: Mapping[str, float | None]  # the last ones
-    settings: Mapping[str, Any]  # by dotted key
 
 
 @command("runs", USAGE)
@@ -82,50 +48,6 @@ def main(arguments: list[str]) -> int:
     runs = [read(folder / name) for name in names]
     say(listing(folder, given) if not runs else show(runs[0], whole) if len(runs) == 1 else compare(*runs))
     return 0
-
-
-def read(folder: Path) -> Run:
-    """What the records of one run say; a run that has no summary yet goes on, or its process was killed.
-
-    Raises:
-        ConfigError: there is no run. FileError: one of its files holds something else, or is a link.
-    """
-    try:
-        settings = read_settings(folder)
-    except FileNotFoundError:
-        raise ConfigError(f"{folder}: no run there") from None
-    about, summary, lines = _about(folder), read_summary(folder), read_metrics(folder)
-    trained = [line for line in lines if "reward/mean" in line]
-    last: Record = trained[-1] if trained else {}
-    evals = [line for line in lines if any(key.startswith("eval/") for key in line)]
-    measured = {key: value for key, value in (evals[-1] if evals else {}).items() if key.startswith("eval/")}
-    peaks = [value for key, value in last.items() if value is not None and (memory_key(key) or ("", ""))[1] == "peak"]
-    return Run(
-        name=folder.name,
-        algo=about.algo,
-        status=summary.status,
-        error=summary.error,
-        step=int(last.get("step") or 0),
-        reward=last.get("reward/mean"),
-        verifier=about.verifier,
-        accuracy=next((value for key, value in measured.items() if key.endswith("/greedy")), None)
-        if about.verifier is not None
-        else None,
-        # Roles of one process all have its peak.
-        memory=(max if settings.get("cluster.name") == "inline" else sum)(peaks) if peaks else None,
-        who=about.user,
-        when=about.started_at,
-        tags=",".join(about.tags),
-        numbers={**last, **measured},
-        settings=settings,
-    )
-
-
-def _about(folder: Path) -> About:
-    try:
-        return read_object(folder / "run.json", About, below=folder)
-    except FileNotFoundError:
-        return About()
 
 
 def listing(folder: Path, wanted: Mapping[str, str]) -> str:
@@ -166,34 +88,6 @@ def show(run: Run, whole: bool = False) -> str:
     numbers = [[key, _amount(key, value)] for key, value in _chosen(run).items()]
     settings = [[key, str(value)] for key, value in (run.settings if whole else changed(run)).items()]
     return "\n\n".join(_table(part) for part in (head, numbers, settings) if part)
-
-
-def changed(run: Run) -> dict[str, Any]:
-    """The settings of a run that differ from the defaults of its algorithm and kind of model; all if there are none."""
-    from tandem.launch.compose import config_groups
-
-    groups = config_groups()
-    chosen = {group: str(run.settings.get(f"{group}.name", "")) for group in groups}
-    known = tuple(f"{group}={name}" for group, name in chosen.items() if name in groups[group])
-    path = run.settings.get("model.path")
-    defaults = _defaults((*known, f"model.path={path}") if path else known)
-    return {key: value for key, value in run.settings.items() if key not in defaults or defaults[key] != value}
-
-
-@functools.lru_cache(maxsize=32)
-def _defaults(overrides: tuple[str, ...]) -> Mapping[str, Any]:
-    """The settings of a command line by their dotted keys; none if it cannot be one."""
-    from tandem.launch.compose import compose
-    from tandem.launch.facts import flat
-
-    try:
-        values = flat(compose(overrides)[0])
-    except ConfigError:
-        return {}
-    parts = {
-        f"{key}.{name}": part for key, value in values.items() if isinstance(value, dict) for name, part in value.items()
-    }
-    return {**values, **parts}  # a file of settings is read down to its leaves
 
 
 def compare(one: Run, other: Run) -> str:

@@ -6,9 +6,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from tandem.launch.command import command
-from tandem.platform.config import Config, settings
-from tandem.platform.terminal import say
+from tandem.launch.compose.command import command
+from tandem.platform.config.schema import Config, settings
+from tandem.platform.system.terminal import say
 
 BOUNDS = (("at_least", "at least"), ("above", "above"), ("at_most", "at most"))
 USAGE = """usage: python launch/settings.py [WORD ...]

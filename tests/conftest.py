@@ -50,8 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Folder of a small embedded model with random weights and its character tokenizer."""
-    from tandem.platform.config import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
-    from tandem.workers.tiny import prepare_tiny
+    from tandem.platform.config.schema import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
+    from tandem.workers.models.tiny import prepare_tiny
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_CACHE", str(tmp_path_factory.mktemp("cache")))

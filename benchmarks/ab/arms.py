@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from tandem.launch.compose import compose, explain
-from tandem.launch.facts import flat
-from tandem.launch.overrides import LONGEST_SHOWN, refuse_deep
-from tandem.launch.prepare import model_path
-from tandem.platform.algorithms import ESTIMATORS, Algorithm, resolve
-from tandem.platform.config import Config, ConfigError
-from tandem.platform.terminal import say
-from tandem.platform.validate import did_you_mean, validate
+from tandem.launch.assembly.prepare import model_path
+from tandem.launch.compose.compose import compose, explain, flat
+from tandem.launch.compose.overrides import LONGEST_SHOWN, refuse_deep
+from tandem.platform.algorithms.registry import ESTIMATORS, Algorithm, resolve
+from tandem.platform.config.schema import Config, ConfigError
+from tandem.platform.planning.validate import did_you_mean, validate
+from tandem.platform.system.terminal import say
 
 CONFIG = "benchmark/critic_vs_group"
 NOT_COMPARED = ("run.name", "run.dir")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.benchmarks.ab.verdict import finished
-from tandem.platform.costs import Peak
+from tandem.platform.planning.costs import Peak
 
 
 def doubts(results: Mapping[str, Any]) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from tandem.platform.comparison import value_at
-from tandem.platform.costs import ModelShape, StepSize, share_of_peak, step_flops
-from tandem.platform.records import memory_key
+from tandem.benchmarks.ab.comparison import value_at
+from tandem.platform.planning.costs import ModelShape, StepSize, share_of_peak, step_flops
+from tandem.platform.records.recorder import memory_key
 
 AXES = {
     "completions": "completions sampled",

@@ -24,14 +24,14 @@ from tandem.benchmarks.ab.verdict import (
     sentences,
     where,
 )
-from tandem.launch.charts import bars, intervals, lines
-from tandem.launch.markup import Markup, element, together
-from tandem.launch.report import page, table
-from tandem.platform.config import ConfigError
-from tandem.platform.files import write_text
-from tandem.platform.plan import human_bytes
-from tandem.platform.redact import redacted_values
-from tandem.platform.terminal import one_line, shown
+from tandem.launch.views.charts import bars, intervals, lines
+from tandem.launch.views.markup import Markup, element, together
+from tandem.launch.views.page import page, table
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.plan import human_bytes
+from tandem.platform.system.files import write_text
+from tandem.platform.system.redact import redacted_values
+from tandem.platform.system.terminal import one_line, shown
 
 MIB = 2**20
 COMMAND = "python benchmarks/critic_vs_group.py"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.platform.config import ConfigError
-from tandem.platform.costs import ModelShape, Peak
-from tandem.platform.files import read_text
-from tandem.platform.readers import parse_json, parsed
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.costs import ModelShape, Peak
+from tandem.platform.system.files import read_text
+from tandem.platform.system.readers import parse_json, parsed
 
 
 @dataclass(frozen=True)

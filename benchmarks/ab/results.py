@@ -9,10 +9,7 @@ from typing import Any
 
 from tandem.benchmarks.ab import measure
 from tandem.benchmarks.ab.arms import Arm, Definition, Plan, differing
-from tandem.benchmarks.ab.measure import AXES, Measured
-from tandem.benchmarks.ab.runs import FINISHED, machine, weights_digest
-from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
-from tandem.platform.comparison import (
+from tandem.benchmarks.ab.comparison import (
     FEWEST,
     Interval,
     interquartile_mean,
@@ -20,8 +17,11 @@ from tandem.platform.comparison import (
     paired_difference,
     probability_of_improvement,
 )
-from tandem.platform.config import ConfigError
-from tandem.platform.costs import ModelShape, Peak, share_problem
+from tandem.benchmarks.ab.measure import AXES, Measured
+from tandem.benchmarks.ab.runs import FINISHED, machine, weights_digest
+from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.costs import ModelShape, Peak, share_problem
 
 REWARD = "reward/mean"
 Key = tuple[str, int]

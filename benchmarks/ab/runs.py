@@ -18,13 +18,13 @@ from typing import Any
 from tandem.benchmarks.ab.arms import Arm, differing
 from tandem.benchmarks.ab.measure import columns
 from tandem.benchmarks.ab.shapes import others_now
-from tandem.launch.claim import claimed
 from tandem.launch.main import main as _main
-from tandem.platform.config import ConfigError
-from tandem.platform.files import open_regular, own_folder, read_lines, write_json
-from tandem.platform.readers import read_object
-from tandem.platform.records import Record, read_metrics, read_summary
-from tandem.platform.terminal import say
+from tandem.launch.storage.claim import claimed
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.records.recorder import Record, read_metrics, read_summary
+from tandem.platform.system.files import open_regular, own_folder, read_lines, write_json
+from tandem.platform.system.readers import read_object
+from tandem.platform.system.terminal import say
 
 LAUNCH = Path(str(sys.modules[_main.__module__].__file__)).resolve()
 FINISHED, FAILED = "finished", "failed"
@@ -132,7 +132,7 @@ def machine() -> dict[str, Any]:
     """Where the runs are made."""
     import torch
 
-    from tandem.launch.versions import versions
+    from tandem.launch.assembly.versions import versions
 
     devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {"host": platform.node(), "cores": len(os.sched_getaffinity(0)), "gpus": devices, "versions": versions()}

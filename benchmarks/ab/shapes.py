@@ -10,7 +10,7 @@ import psutil
 import torch
 from torch import nn
 
-from tandem.platform.costs import ModelShape, Peak
+from tandem.platform.planning.costs import ModelShape, Peak
 
 
 def shape_of(path: str, trust_remote_code: bool = False, values: bool = False) -> ModelShape:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.launch.checkpoints import Checkpoints
+from tandem.launch.storage.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from tandem.launch.compose import compose
-from tandem.launch.run import run
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
 
 pytestmark = pytest.mark.slow
 

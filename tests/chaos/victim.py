@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from tandem.launch import run as launch_run
-from tandem.launch.compose import compose
-from tandem.launch.display import SilentDisplay
-from tandem.platform.validate import validate
+from tandem.launch.assembly import run as launch_run
+from tandem.launch.compose.compose import compose
+from tandem.launch.views.display import SilentDisplay
+from tandem.platform.planning.validate import validate
 
 
 def hang(worker: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from reward_cases import FUNCTIONS
 
-from tandem.platform.config import RewardConfig
-from tandem.workers.reward import RewardWorker
+from tandem.platform.config.schema import RewardConfig
+from tandem.workers.roles.reward import RewardWorker
 
 
 @pytest.fixture

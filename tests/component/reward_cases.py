@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tandem.platform.batch import Prompt, Rollout, StopReason
-from tandem.platform.rewards import Sample
+from tandem.platform.experience.batch import Prompt, Rollout, StopReason
+from tandem.platform.rewards.functions import Sample
 
 FUNCTIONS = """
 import ctypes, math, os, sys, time
@@ -81,7 +81,8 @@ def killed_parent(pool: str, sample: str, note: Path | None = None) -> list[int]
         pool: code of the pool. sample: code of what is done with it. note: has the number of one more process then.
     """
     code = (
-        "from tandem.platform.rewards import Sample\nfrom tandem.workers.reward_pool import RewardPool\n"
+        "from tandem.platform.rewards.functions import Sample\n"
+        "from tandem.workers.isolation.reward_pool import RewardPool\n"
         f"pool = {pool}\n{sample}\nprint(*pool.pids(), flush=True)\ninput()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

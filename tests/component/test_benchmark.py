@@ -15,8 +15,8 @@ from tandem.benchmarks.ab.measure import AXES, ITEMS, Measured, costs, learning,
 from tandem.benchmarks.ab.page import all_tables, as_csv, rebuild, write
 from tandem.benchmarks.ab.results import derive
 from tandem.benchmarks.ab.verdict import sentences
-from tandem.platform.config import ConfigError
-from tandem.platform.costs import ModelShape
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.costs import ModelShape
 
 FORMS = ("report.html", "report.md", "results.csv", "figure.svg")
 MEMORY = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 2, "baseline": 80, "peak": 100}

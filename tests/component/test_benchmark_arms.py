@@ -12,8 +12,8 @@ import pytest
 
 from tandem.benchmarks.ab.arms import Arm, Plan, check_controls, load_plan, make_arms
 from tandem.benchmarks.ab.runs import Run, order, run_all
-from tandem.launch.claim import claimed
-from tandem.platform.config import ConfigError
+from tandem.launch.storage.claim import claimed
+from tandem.platform.config.schema import ConfigError
 
 SMALL = ["model.tiny.hidden_size=32", "model.tiny.heads=1", "model.tiny.layers=1", "model.warmstart.steps=0"]
 HERE: dict[str, Any] = {"cores": 2, "gpus": []}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.prepare import check_context
-from tandem.platform.config import Config, ConfigError, ModelConfig
-from tandem.workers.description import end_token_ids
-from tandem.workers.models import load_policy
-from tandem.workers.tokenizer import load_tokenizer
+from tandem.launch.assembly.prepare import check_context
+from tandem.platform.config.schema import Config, ConfigError, ModelConfig
+from tandem.workers.models.description import end_token_ids
+from tandem.workers.models.loading import load_policy
+from tandem.workers.models.tokenizer import load_tokenizer
 
 NAMES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors")
 CONTENTS = {

@@ -12,8 +12,8 @@ from causal_types import initialised
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
-from tandem.workers.checkpoint_names import CheckpointNames
-from tandem.workers.tiny import character_tokenizer
+from tandem.workers.models.checkpoint_names import CheckpointNames
+from tandem.workers.models.tiny import character_tokenizer
 
 SIZES = {
     "hidden_size": 64,
@@ -36,11 +36,11 @@ KINDS = {
 SYNC = """
 import sys
 import torch
-from tandem.platform.batch import Prompt
-from tandem.platform.config import ModelConfig, RolloutConfig
-from tandem.platform.protocols import Sampling
-from tandem.workers.models import load_policy, saved_tensors
-from tandem.workers.vllm_engine import VLLMEngine
+from tandem.platform.experience.batch import Prompt
+from tandem.platform.config.schema import ModelConfig, RolloutConfig
+from tandem.platform.loop.protocols import Sampling
+from tandem.workers.models.loading import load_policy, saved_tensors
+from tandem.workers.engines.vllm import VLLMEngine
 
 policy, prompt = load_policy(sys.argv[1], ModelConfig()).eval(), (5, 6, 7, 8)
 rollout = RolloutConfig(kv_cache_gb=0.1, max_model_tokens=64, max_batch_sequences=8)

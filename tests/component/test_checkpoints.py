@@ -18,14 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.launch import checkpoints as module
-from tandem.launch.checkpoint import CheckpointError
-from tandem.launch.checkpoints import Checkpoints, open_newest
-from tandem.platform.config import ConfigError
+from tandem.launch.storage import checkpoints as module
+from tandem.launch.storage.checkpoint import CheckpointError
+from tandem.launch.storage.checkpoints import Checkpoints, open_newest
+from tandem.platform.config.schema import ConfigError
 
 WRITER = """
 import sys, torch
-from tandem.launch.checkpoints import Checkpoints
+from tandem.launch.storage.checkpoints import Checkpoints
 sys.path.insert(0, sys.argv[2])
 from test_checkpoints import Role, save
 store = Checkpoints(sys.argv[1], keep=2)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from small_tokenizers import bert_like, byte_level, sentencepiece_like
 
-from tandem.workers import continuation
-from tandem.workers.continuation import Continuation
-from tandem.workers.rollout import token_ends
+from tandem.workers.engines import continuation
+from tandem.workers.engines.continuation import Continuation
+from tandem.workers.roles.rollout import token_ends
 
 KINDS: dict[str, Callable[[], Any]] = {"sentencepiece": sentencepiece_like, "bytes": byte_level, "bert": bert_like}
 

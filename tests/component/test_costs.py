@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
-from tandem.platform.config import ModelConfig
-from tandem.platform.costs import ModelShape, Peak, StepSize, share_of_peak, share_problem, step_flops
-from tandem.workers.models import load_critic, load_policy
+from tandem.platform.config.schema import ModelConfig
+from tandem.platform.planning.costs import ModelShape, Peak, StepSize, share_of_peak, share_problem, step_flops
+from tandem.workers.models.loading import load_critic, load_policy
 
 
 @pytest.mark.parametrize("values", [False, True])

@@ -18,15 +18,15 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from tandem.launch import prepare
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
-from tandem.platform.config import Config, ConfigError, CriticConfig, ModelConfig, TrainerConfig
-from tandem.platform.metrics import reduce_totals
-from tandem.workers.critic import CriticSpec, CriticWorker
-from tandem.workers.models import ValueModel, load_critic
-from tandem.workers.reward_model import RewardModel
-from tandem.workers.runtime import Rank
-from tandem.workers.tiny import character_tokenizer
+from tandem.launch.assembly import prepare
+from tandem.platform.config.schema import Config, ConfigError, CriticConfig, ModelConfig, TrainerConfig
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
+from tandem.platform.loop.metrics import reduce_totals
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.models.loading import ValueModel, load_critic
+from tandem.workers.models.reward_model import RewardModel
+from tandem.workers.models.tiny import character_tokenizer
+from tandem.workers.roles.critic import CriticSpec, CriticWorker
 
 TOKENIZER = character_tokenizer("0123456789+=")
 TEXTS = ["3+4=7", "12+34=46", "9+9=", "1"]

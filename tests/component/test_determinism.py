@@ -14,10 +14,10 @@ from small_models import small_config
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, OPTConfig, OPTForCausalLM, Qwen2ForCausalLM
 
-from tandem.platform.config import ConfigError, ModelConfig
-from tandem.workers import determinism
-from tandem.workers.determinism import check_passes, disable_dropout, without_rates
-from tandem.workers.models import load_critic, load_policy
+from tandem.platform.config.schema import ConfigError, ModelConfig
+from tandem.workers.models import determinism
+from tandem.workers.models.determinism import check_passes, disable_dropout, without_rates
+from tandem.workers.models.loading import load_critic, load_policy
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tandem.launch import doctor
-from tandem.launch.compose import compose
-from tandem.platform.config import Config
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import Config
 
 
 def config(*overrides: str) -> Config:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from engine_cases import CPU, PROMPTS, SAMPLING, changed, save_model, trainer_logprobs
 
-from tandem.platform.batch import Prompt, StopReason
-from tandem.platform.checksum import checksum
-from tandem.platform.config import ModelConfig, RolloutConfig
-from tandem.platform.protocols import Sampling
-from tandem.workers.hf_engine import HFEngine, cut_logits
-from tandem.workers.models import load_policy
-from tandem.workers.rollout import ENGINES, RolloutBackend, RolloutSpec, RolloutWorker
-from tandem.workers.runtime import Rank
+from tandem.platform.config.schema import ModelConfig, RolloutConfig
+from tandem.platform.experience.batch import Prompt, StopReason
+from tandem.platform.loop.checksum import checksum
+from tandem.platform.loop.protocols import Sampling
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.engines.hf import HFEngine, cut_logits
+from tandem.workers.models.loading import load_policy
+from tandem.workers.roles.rollout import ENGINES, RolloutBackend, RolloutSpec, RolloutWorker
 
 SLOW = {"vllm"}
 GREEDY = Sampling(1, 0.0, 12, (0,))

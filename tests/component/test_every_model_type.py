@@ -12,9 +12,9 @@ from causal_types import initialised, small_models
 from hf_gaps import worst_gap
 from transformers import AutoModelForCausalLM
 
-from tandem.platform.config import ConfigError
-from tandem.workers.checkpoint_names import CheckpointNames
-from tandem.workers.determinism import check_passes, disable_dropout, without_rates
+from tandem.platform.config.schema import ConfigError
+from tandem.workers.models.checkpoint_names import CheckpointNames
+from tandem.workers.models.determinism import check_passes, disable_dropout, without_rates
 
 pytestmark = pytest.mark.slow
 

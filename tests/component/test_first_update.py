@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import OPTConfig, OPTForCausalLM
 
-from tandem.launch.compose import compose
-from tandem.launch.run import run
-from tandem.platform.validate import validate
-from tandem.workers.tiny import character_tokenizer
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
+from tandem.platform.planning.validate import validate
+from tandem.workers.models.tiny import character_tokenizer
 
 Steps = list[dict[str, Any]]
 

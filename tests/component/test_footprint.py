@@ -8,11 +8,11 @@ from role_cases import actor, critic, samples, train_batch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from tandem.platform.batch import Prompt
-from tandem.platform.config import ModelConfig, RolloutConfig
-from tandem.platform.protocols import Sampling
-from tandem.workers.footprint import Activations
-from tandem.workers.hf_engine import HFEngine
+from tandem.platform.config.schema import ModelConfig, RolloutConfig
+from tandem.platform.experience.batch import Prompt
+from tandem.platform.loop.protocols import Sampling
+from tandem.workers.engines.hf import HFEngine
+from tandem.workers.models.footprint import Activations
 
 BATCH = train_batch(samples(), torch.full((6, samples().tokens.shape[1]), -1.0)).as_minibatch()
 
@@ -76,7 +76,7 @@ def test_the_cache_is_keys_and_values_of_every_token(tiny_path: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu"])
 def test_a_baseline_leaves_out_what_is_known(device: str) -> None:
-    from tandem.workers.footprint import baseline_bytes
+    from tandem.workers.models.footprint import baseline_bytes
 
     assert baseline_bytes(torch.device(device), held=0) - baseline_bytes(torch.device(device), held=2**20) == pytest.approx(
         2**20, abs=2**18

@@ -13,11 +13,11 @@ import pytest
 from test_checkpoints import save
 
 from tandem.launch import export
-from tandem.launch.checkpoint import CheckpointError
-from tandem.launch.checkpoints import Checkpoints, open_newest
-from tandem.launch.manifest import parse
-from tandem.platform.config import ConfigError
-from tandem.platform.files import FileError
+from tandem.launch.storage.checkpoint import CheckpointError
+from tandem.launch.storage.checkpoints import Checkpoints, open_newest
+from tandem.launch.storage.manifest import parse
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.system.files import FileError
 
 NAMES = (
     *("model/../../x", "model//x", "../x", "/x", "//x", "model/./x", ".", "..", "", "/", "model/", "model/..", "a\\..\\x"),

@@ -9,10 +9,10 @@ import torch
 from role_cases import actor, samples, train_batch, weights
 from torch import Tensor
 
-from tandem.platform.batch import TrainBatch
-from tandem.platform.credit import halves
-from tandem.platform.metrics import reduce_totals
-from tandem.workers.actor import ActorWorker
+from tandem.platform.algorithms.credit import halves
+from tandem.platform.experience.batch import TrainBatch
+from tandem.platform.loop.metrics import reduce_totals
+from tandem.workers.roles.actor import ActorWorker
 
 
 def batch_of(worker: ActorWorker) -> TrainBatch:

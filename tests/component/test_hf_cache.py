@@ -6,7 +6,7 @@ import torch
 from hf_gaps import worst_gap
 from transformers import BartConfig, BartForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from tandem.workers.hf_engine import has_true_cache
+from tandem.workers.engines.hf import has_true_cache
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from engine_cases import CPU, PROMPTS, SAMPLING, trainer_logprobs
 
-from tandem.platform.config import ModelConfig, RolloutConfig
-from tandem.workers.hf_engine import HFEngine, cut_logits, sample
-from tandem.workers.models import load_policy
+from tandem.platform.config.schema import ModelConfig, RolloutConfig
+from tandem.workers.engines.hf import HFEngine, cut_logits, sample
+from tandem.workers.models.loading import load_policy
 
 
 def test_a_sample_does_not_depend_on_its_neighbours(tiny_path: str) -> None:
@@ -27,7 +27,7 @@ def test_left_padding_with_learned_positions(tmp_path: Path) -> None:
     """Absolute position embeddings count real tokens only, so a short prompt beside a long one is not shifted."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from tandem.workers.tiny import character_tokenizer
+    from tandem.workers.models.tiny import character_tokenizer
 
     tokenizer = character_tokenizer("0123456789+=")
     config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=1)

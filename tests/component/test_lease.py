@@ -16,10 +16,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from tandem.launch import lease as module
-from tandem.launch.checkpoints import Checkpoints
-from tandem.launch.lease import LeaseLost, only_writer
-from tandem.platform.config import ConfigError
+from tandem.launch.storage import lease as module
+from tandem.launch.storage.checkpoints import Checkpoints
+from tandem.launch.storage.lease import LeaseLost, only_writer
+from tandem.platform.config.schema import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,8 @@ def test_of_many_at_once_at_most_one_writes(store: tuple[Any, str], elsewhere: C
 def test_on_a_disk_it_is_a_lock(tmp_path: Path) -> None:
     """Which a killed process gives back at once."""
     code = (
-        "import sys; from tandem.launch.checkpoints import Checkpoints; from tandem.launch.lease import only_writer\n"
+        "import sys\nfrom tandem.launch.storage.checkpoints import Checkpoints\n"
+        "from tandem.launch.storage.lease import only_writer\n"
         "held = Checkpoints(sys.argv[1], keep=1)\n"
         "with only_writer(held.fs, held.root, print): print('held', flush=True); input()"
     )

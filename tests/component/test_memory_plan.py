@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.launch import memory_plan
-from tandem.launch.memory_plan import KEY, MemoryPlan, advice, groups_of, settle
-from tandem.platform.algorithms import resolve
-from tandem.platform.config import Config, ConfigError
-from tandem.platform.memory import Room
-from tandem.workers.postmortem import is_out_of_memory
+from tandem.launch.assembly import memory_plan
+from tandem.launch.assembly.memory_plan import KEY, MemoryPlan, advice, groups_of, settle
+from tandem.platform.algorithms.registry import resolve
+from tandem.platform.config.schema import Config, ConfigError
+from tandem.platform.planning.memory import Room
+from tandem.workers.cluster.postmortem import is_out_of_memory
 
 MIB = 2**20
 

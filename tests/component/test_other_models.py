@@ -14,11 +14,11 @@ from small_models import small_config
 from transformers import GenerationConfig, Qwen2ForCausalLM
 
 from tandem.launch import export
-from tandem.launch.compose import compose
-from tandem.launch.run import run
-from tandem.platform.config import ConfigError, ModelConfig
-from tandem.workers.description import check_description, end_token_ids, save_description
-from tandem.workers.tiny import character_tokenizer
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import ConfigError, ModelConfig
+from tandem.workers.models.description import check_description, end_token_ids, save_description
+from tandem.workers.models.tiny import character_tokenizer
 
 DIGITS = "0123456789+="
 CODE = {

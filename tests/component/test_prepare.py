@@ -10,16 +10,16 @@ import torch
 from small_models import small_config
 from transformers import Qwen2ForCausalLM
 
-from tandem.launch import prepare
-from tandem.launch.compose import compose
-from tandem.launch.dry_run import dry_run
-from tandem.platform.config import Config, ConfigError, ModelConfig
-from tandem.platform.data import DataError
-from tandem.platform.rewards import RewardError
-from tandem.platform.validate import validate
-from tandem.workers.models import load_policy
-from tandem.workers.tiny import character_tokenizer
-from tandem.workers.tokenizer import load_tokenizer
+from tandem.launch.assembly import prepare
+from tandem.launch.assembly.dry_run import dry_run
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import Config, ConfigError, ModelConfig
+from tandem.platform.data.rows import DataError
+from tandem.platform.planning.validate import validate
+from tandem.platform.rewards.functions import RewardError
+from tandem.workers.models.loading import load_policy
+from tandem.workers.models.tiny import character_tokenizer
+from tandem.workers.models.tokenizer import load_tokenizer
 
 DIGITS = "0123456789+="
 

@@ -11,8 +11,9 @@ from small_tokenizers import bert_like, byte_level, sentencepiece_like
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from tandem.platform.data import DataError, Row
-from tandem.platform.prompts import EncodedRows, encode_rows
+from tandem.platform.data.prompts import EncodedRows, encode_rows
+from tandem.platform.data.rows import DataError, Row
+from tandem.platform.rewards.prefill import check_beginnings
 
 CHARACTERS = "abcdefgh "
 BOS, END = 0, 1
@@ -195,10 +196,16 @@ def test_an_empty_message_of_the_assistant_is_its_turn() -> None:
         assert (row.ids, row.continues) == ((0, 2, 3, 1, 9), False)
 
 
+def encode_checked(rows: list[Row], tokenizer: object) -> EncodedRows:
+    """As a run does it."""
+    check_beginnings(rows, "rows")
+    return encode_rows(rows, tokenizer, 64, "error", "rows")  # type: ignore[arg-type]
+
+
 def refused(prompt: object, answer: object = None, template: str = TEMPLATE) -> str:
     row = Row(prompt, answer, where="a.jsonl, line 7", prompt_key="chat", answer_key="gold")  # type: ignore[arg-type]
     with pytest.raises(DataError) as error:
-        encode_rows([row], build(True, template + GENERATION), 64, "error", "rows")
+        encode_checked([row], build(True, template + GENERATION))
     text = str(error.value)
     assert "a.jsonl, line 7" in text
     assert "field 'chat'" in text
@@ -210,7 +217,7 @@ def test_a_last_message_that_gives_the_answer_is_refused() -> None:
     for part in ("gives the answer", "field 'gold'", "'a cab'", "'cab'", "data.answer_key", "Remove that message"):
         assert part in text
     asks = [CHAT[0], {"role": "assistant", "content": "cab"}, {"role": "user", "content": "cab"}]
-    encode_rows([Row(asks, "cab")], build(True, TEMPLATE), 64, "error", "rows")
+    encode_checked([Row(asks, "cab")], build(True, TEMPLATE))
 
 
 def test_a_tool_call_cannot_be_continued() -> None:
@@ -268,8 +275,8 @@ def test_a_panic_of_a_tokenizer_names_the_row(monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_says_how_many_beginnings_it_continues(tmp_path: Path) -> None:
     import json
 
-    from tandem.launch.prepare import training_prompts
-    from tandem.platform.config import Config
+    from tandem.launch.assembly.prepare import training_prompts
+    from tandem.platform.config.schema import Config
 
     config, notes = Config(), list[str]()
     config.data.train, config.reward.functions = str(tmp_path / "a.jsonl"), {"exact_match": 1.0}

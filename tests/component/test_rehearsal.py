@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tandem.benchmarks.memory_plan import CASES, CPU, Case, allocated_peak, make_worker, one_pass, predicted, save_model
-from tandem.platform.batch import Prompt
-from tandem.platform.config import ModelConfig, RolloutConfig
-from tandem.workers.footprint import available_bytes
-from tandem.workers.hf_engine import _Decoding, sample
-from tandem.workers.models import load_policy, untrained
-from tandem.workers.rehearsal import Unknown, sampling_bytes, working_bytes
-from tandem.workers.rollout import RolloutSpec
+from tandem.platform.config.schema import ModelConfig, RolloutConfig
+from tandem.platform.experience.batch import Prompt
+from tandem.workers.engines.hf import _Decoding, sample
+from tandem.workers.models.footprint import available_bytes
+from tandem.workers.models.loading import load_policy, untrained
+from tandem.workers.roles.rehearsal import Unknown, sampling_bytes, working_bytes
+from tandem.workers.roles.rollout import RolloutSpec
 
 PROMISED = 0.2  # of the measured peak
 ROWS, WIDTH = 3, 128

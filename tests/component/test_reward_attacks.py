@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from reward_cases import alive, assert_gone, killed_parent, samples
 
-from tandem.platform.rewards import Outcome, Sample
-from tandem.workers.frames import ProtocolError, new_nonce, receive, send
-from tandem.workers.reward_pool import RewardPool
+from tandem.platform.rewards.functions import Outcome, Sample
+from tandem.workers.isolation.frames import ProtocolError, new_nonce, receive, send
+from tandem.workers.isolation.reward_pool import RewardPool
 
 ATTACKS = '''
 import multiprocessing, os, resource, signal, socket, stat, subprocess, sys, threading, time
@@ -319,6 +319,6 @@ def test_the_command_line_tells_nothing() -> None:
     (pid,) = pool.pids()
     command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     pool.close()
-    assert command[1:4] == ["-P", "-m", "tandem.workers.reward_process"]
+    assert command[1:4] == ["-P", "-m", "tandem.workers.isolation.reward_process"]
     assert command[4:] == [""]
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL

@@ -20,13 +20,13 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from tandem.platform.batch import Prompt, Rollout, StopReason
-from tandem.platform.config import ConfigError, RewardConfig
-from tandem.platform.rewards import RewardError
-from tandem.workers import reward_model
-from tandem.workers.reward import RewardRank, RewardSpec, RewardWorker
-from tandem.workers.reward_model import RewardModel
-from tandem.workers.runtime import Rank
+from tandem.platform.config.schema import ConfigError, RewardConfig
+from tandem.platform.experience.batch import Prompt, Rollout, StopReason
+from tandem.platform.rewards.functions import RewardError
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.models import reward_model
+from tandem.workers.models.reward_model import RewardModel
+from tandem.workers.roles.reward import RewardRank, RewardSpec, RewardWorker
 
 END = "</s>"  # end and padding in one, as in many released models
 TEXTS = ["3+4=7", "1+1=2 and a longer text", "9", f"3+4=7{END}", f"1{END}2{END}{END}", "12+34=46"]

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from reward_cases import assert_gone, killed_parent, samples
 
-from tandem.launch.command import SCRIPTS
-from tandem.platform.rewards import Outcome, RewardError, Sample
-from tandem.platform.search_path import without_sources
-from tandem.workers.reward_pool import RewardPool
+from tandem.launch.compose.command import SCRIPTS
+from tandem.platform.rewards.functions import Outcome, RewardError, Sample
+from tandem.platform.system.search_path import without_sources
+from tandem.workers.isolation.reward_pool import RewardPool
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,15 +12,15 @@ from threading import Thread
 import pytest
 from reward_cases import alive, rollout, samples
 
-from tandem.platform.rewards import Outcome, RewardError, Sample, TransientError, is_transient
-from tandem.workers import reward_pool
-from tandem.workers.reward import RewardWorker
-from tandem.workers.reward_pool import RewardPool
+from tandem.platform.rewards.functions import Outcome, RewardError, Sample, TransientError, is_transient
+from tandem.workers.isolation import reward_pool
+from tandem.workers.isolation.reward_pool import RewardPool
+from tandem.workers.roles.reward import RewardWorker
 
 FUNCTIONS = """
 import asyncio, os, time, urllib.request
 from pathlib import Path
-from tandem.platform.rewards import TransientError
+from tandem.platform.rewards.functions import TransientError
 
 def judge(sample):
     '''Asks the server whose address is the prompt.'''
@@ -150,7 +150,7 @@ def test_a_mistake_is_not_tried_again(file: str) -> None:
 
 
 def _config(file: str, name: str, **more: object) -> object:
-    from tandem.platform.config import RewardConfig
+    from tandem.platform.config.schema import RewardConfig
 
     return RewardConfig(function=f"{file}:{name}", **more)  # type: ignore[arg-type]
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from reward_cases import assert_gone, rollout, samples
 
-from tandem.platform.batch import Rollout, Score
-from tandem.platform.config import ConfigError, RewardConfig
-from tandem.platform.rewards import RewardError, is_whole_reward, verifier_of
-from tandem.workers.reward import RewardSpec, RewardWorker
+from tandem.platform.config.schema import ConfigError, RewardConfig
+from tandem.platform.experience.batch import Rollout, Score
+from tandem.platform.rewards.functions import RewardError, is_whole_reward, verifier_of
+from tandem.workers.roles.reward import RewardSpec, RewardWorker
 
 CORRECT = [Score(reward=1.0, parts={"boxed": 1.0})]
 BOXED = {"functions": {"boxed": 1.0}}
@@ -212,16 +212,16 @@ def test_what_a_reward_actor_is_sent_imports_no_transformers() -> None:
     """Its calls run in threads, and two threads cannot import transformers at once: only `start` may."""
     code = (
         "import sys\n"
-        "from tandem.platform.batch import Rollout\n"
-        "from tandem.workers.reward import RewardRank, RewardSpec\n"
-        "from tandem.workers.runtime import process_id\n"
+        "from tandem.platform.experience.batch import Rollout\n"
+        "from tandem.workers.roles.reward import RewardRank, RewardSpec\n"
+        "from tandem.workers.cluster.runtime import process_id\n"
         "print('transformers' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-    from tandem.launch import roles
+    from tandem.launch.assembly import roles
 
-    assert roles.process_id.__module__ == "tandem.workers.runtime"
+    assert roles.process_id.__module__ == "tandem.workers.cluster.runtime"
 
 
 # The verifier of held-out accuracy

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.launch import sinks as module
-from tandem.launch.facts import for_trackers
-from tandem.launch.sink_process import TRACKERS
-from tandem.launch.sinks import Sink, Sinks
-from tandem.platform.config import Config
-from tandem.platform.validate import SINKS
+from tandem.launch.assembly.facts import for_trackers
+from tandem.launch.trackers import sinks as module
+from tandem.launch.trackers.sink_process import TRACKERS
+from tandem.launch.trackers.sinks import Sink, Sinks
+from tandem.platform.config.schema import Config
+from tandem.platform.planning.validate import SINKS
 
 KEEP = """
 import sys
@@ -92,7 +92,7 @@ def test_one_that_asks_gets_no_answer(tmp_path: Path) -> None:
 
 def test_a_run_that_is_killed_leaves_no_tracker(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from tandem.launch.sinks import Sink\n"
+        "import os, sys; from pathlib import Path; from tandem.launch.trackers.sinks import Sink\n"
         "reader = [sys.executable, '-c', 'import sys; [None for _ in sys.stdin]']\n"
         "sink = Sink('own', reader, {}, Path(sys.argv[1]), print)\n"
         "print(sink._process.pid, flush=True); os.kill(os.getpid(), 9)"

@@ -14,15 +14,15 @@ from small_tokenizers import sentencepiece_like
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tandem.platform.advantages import process_relative
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason
-from tandem.platform.config import ModelConfig, RolloutConfig
-from tandem.platform.protocols import Sampling
-from tandem.platform.rewards import RewardError
-from tandem.workers.reward import RewardWorker
-from tandem.workers.rollout import RolloutSpec, RolloutWorker, token_ends
-from tandem.workers.runtime import Rank
-from tandem.workers.sampled import Sampled
+from tandem.platform.algorithms.advantages import process_relative
+from tandem.platform.config.schema import ModelConfig, RolloutConfig
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason
+from tandem.platform.loop.protocols import Sampling
+from tandem.platform.rewards.functions import RewardError
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.engines.completion import Sampled
+from tandem.workers.roles.reward import RewardWorker
+from tandem.workers.roles.rollout import RolloutSpec, RolloutWorker, token_ends
 
 STEPS = """
 def words(sample):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from tandem.platform.config import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
-from tandem.platform.tasks import load_task
-from tandem.workers import tiny
-from tandem.workers.tiny import cache_root, character_tokenizer, prepare_tiny, tiny_model
+from tandem.platform.config.schema import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
+from tandem.platform.data.tasks import load_task
+from tandem.workers.models import tiny
+from tandem.workers.models.tiny import cache_root, character_tokenizer, prepare_tiny, tiny_model
 
 TASK = TaskConfig(eval_size=64)
 

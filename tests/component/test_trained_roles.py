@@ -9,14 +9,14 @@ import pytest
 import torch
 from role_cases import actor, critic, samples, train_batch, weights
 
-from tandem.platform.batch import Inferred, TrainBatch
-from tandem.platform.config import ActorConfig, ConfigError, ModelConfig
-from tandem.platform.metrics import reduce_totals
-from tandem.platform.protocols import TrainingError
-from tandem.workers.actor import ActorWorker
-from tandem.workers.models import load_policy
-from tandem.workers.reference import ReferenceSpec, ReferenceWorker
-from tandem.workers.runtime import Rank
+from tandem.platform.config.schema import ActorConfig, ConfigError, ModelConfig
+from tandem.platform.experience.batch import Inferred, TrainBatch
+from tandem.platform.loop.metrics import reduce_totals
+from tandem.platform.loop.protocols import TrainingError
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.models.loading import load_policy
+from tandem.workers.roles.actor import ActorWorker
+from tandem.workers.roles.reference import ReferenceSpec, ReferenceWorker
 
 
 def test_first_update_is_on_policy(tiny_path: str) -> None:
@@ -174,6 +174,6 @@ def test_learning_rate_warms_up_linearly(tiny_path: str) -> None:
 def test_a_parameter_without_dimensions_is_refused_by_name(tiny_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = load_policy(tiny_path, ModelConfig())
     policy.model.norm.register_parameter("scale", torch.nn.Parameter(torch.tensor(1.5)))
-    monkeypatch.setattr("tandem.workers.actor.load_policy", lambda path, config: policy)
+    monkeypatch.setattr("tandem.workers.roles.actor.load_policy", lambda path, config: policy)
     with pytest.raises(ConfigError, match=r"the model of the actor: parameter model\.norm\.scale is a single number"):
         actor(tiny_path)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tandem.platform.batch import LossOutput, Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
-from tandem.platform.config import ActorConfig, ModelConfig, TrainerConfig
-from tandem.workers.random_states import random_states, set_random_states
-from tandem.workers.runtime import Rank, Rendezvous
-from tandem.workers.trainer import DeepSpeedBackend
-from tandem.workers.training_state import StateError
+from tandem.platform.config.schema import ActorConfig, ModelConfig, TrainerConfig
+from tandem.platform.experience.batch import LossOutput, Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
+from tandem.workers.cluster.runtime import Rank, Rendezvous
+from tandem.workers.training.deepspeed import DeepSpeedBackend
+from tandem.workers.training.random_states import random_states, set_random_states
+from tandem.workers.training.state import StateError
 
 
 class Line(nn.Module):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.platform.checksum import checksum
-from tandem.platform.config import ConfigError, ModelConfig, RolloutConfig
-from tandem.workers import vllm_engine
-from tandem.workers.checkpoint_names import CheckpointNames
-from tandem.workers.running_batch import RunningBatch
-from tandem.workers.vllm_engine import VLLMEngine
+from tandem.platform.config.schema import ConfigError, ModelConfig, RolloutConfig
+from tandem.platform.loop.checksum import checksum
+from tandem.workers.engines import vllm as vllm_engine
+from tandem.workers.engines.running_batch import RunningBatch
+from tandem.workers.engines.vllm import VLLMEngine
+from tandem.workers.models.checkpoint_names import CheckpointNames
 
 
 class Stand:

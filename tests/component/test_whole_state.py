@@ -13,17 +13,17 @@ from causal_types import initialised, small_config_of
 from transformers import AutoModelForCausalLM
 
 from tandem.launch import export
-from tandem.launch.checkpoints import open_newest
-from tandem.launch.compose import compose
-from tandem.launch.run import run
-from tandem.platform.checksum import checksum
-from tandem.platform.config import ActorConfig, ModelConfig, RolloutConfig, TrainerConfig
-from tandem.workers.hf_engine import HFEngine
-from tandem.workers.models import load_policy, saved_buffers, saved_tensors
-from tandem.workers.runtime import Rank, Rendezvous
-from tandem.workers.tiny import character_tokenizer
-from tandem.workers.trainer import DeepSpeedBackend
-from tandem.workers.training_state import StateError
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
+from tandem.launch.storage.checkpoints import open_newest
+from tandem.platform.config.schema import ActorConfig, ModelConfig, RolloutConfig, TrainerConfig
+from tandem.platform.loop.checksum import checksum
+from tandem.workers.cluster.runtime import Rank, Rendezvous
+from tandem.workers.engines.hf import HFEngine
+from tandem.workers.models.loading import load_policy, saved_buffers, saved_tensors
+from tandem.workers.models.tiny import character_tokenizer
+from tandem.workers.training.deepspeed import DeepSpeedBackend
+from tandem.workers.training.state import StateError
 
 CPU = torch.device("cpu")
 BIAS = "e_score_correction_bias"

@@ -17,14 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.launch.claim import claimed
-from tandem.launch.witness import KILLED
-from tandem.workers.ray_watch import RAYLET_LOST
+from tandem.launch.assembly.witness import KILLED
+from tandem.launch.storage.claim import claimed
+from tandem.workers.cluster.ray_watch import RAYLET_LOST
 
 DRIVER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from tandem.launch import witness
+from tandem.launch.assembly import witness
 
 folder, session, raylet = sys.argv[1:4]
 witness.own_raylet = lambda: raylet

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.batch import Prompt, Rollout, StopReason
-from tandem.platform.config import ClusterConfig
-from tandem.platform.protocols import Sampling, WeightSyncError
-from tandem.workers import calls
-from tandem.workers.calls import Home, Ranks, WorkerDied, WorkerFailed
-from tandem.workers.rollout_group import RolloutGroup
-from tandem.workers.sync import Sent
+from tandem.platform.config.schema import ClusterConfig
+from tandem.platform.experience.batch import Prompt, Rollout, StopReason
+from tandem.platform.loop.protocols import Sampling, WeightSyncError
+from tandem.workers.cluster.postmortem import WorkerFailed
+from tandem.workers.groups.calls import Home, Ranks, WorkerDied
+from tandem.workers.groups.facades import calls
+from tandem.workers.groups.rollouts import RolloutGroup
+from tandem.workers.sync.transports import Sent
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ SAMPLING = Sampling(samples=2, temperature=1.0, max_tokens=4, seed=(0,))
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    from tandem.workers.cluster import connected
+    from tandem.workers.cluster.cluster import connected
 
     with connected(ClusterConfig(num_cpus=2)):
         yield

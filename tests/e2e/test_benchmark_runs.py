@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from in_browser import colours_on, look_at, screenshot
 
-from tandem.launch.charts import COLOURS
+from tandem.launch.views.charts import COLOURS
 
 pytestmark = pytest.mark.slow
 

@@ -16,20 +16,20 @@ import pytest
 import torch
 from test_resume import records, saved, state, train
 
-from tandem.launch import folder, prepare
-from tandem.launch import run as launch_run
-from tandem.launch.checkpoints import Checkpoints
-from tandem.launch.display import Unfailing
-from tandem.launch.signals import CODES, Terminated
-from tandem.platform.batch import RolloutBatch
-from tandem.platform.config import ConfigError
-from tandem.platform.evaluate import Evaluation
-from tandem.platform.protocols import TrainingError
-from tandem.platform.records import Recorder
-from tandem.workers.actor import ActorWorker
-from tandem.workers.critic import CriticWorker
-from tandem.workers.reward import RewardRank
-from tandem.workers.rollout import RolloutWorker
+from tandem.launch.assembly import folder, prepare
+from tandem.launch.assembly import run as launch_run
+from tandem.launch.assembly.signals import CODES, Terminated
+from tandem.launch.storage.checkpoints import Checkpoints
+from tandem.launch.views.display import Unfailing
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.experience.batch import RolloutBatch
+from tandem.platform.loop.evaluate import Evaluation
+from tandem.platform.loop.protocols import TrainingError
+from tandem.platform.records.recorder import Recorder
+from tandem.workers.roles.actor import ActorWorker
+from tandem.workers.roles.critic import CriticWorker
+from tandem.workers.roles.reward import RewardRank
+from tandem.workers.roles.rollout import RolloutWorker
 
 pytestmark = pytest.mark.slow
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(
         raise OSError("the disk is full")
 
     on_call(monkeypatch, ActorWorker, "update", 2, terminate)
-    monkeypatch.setattr("tandem.launch.resume.save_description", refuse)
+    monkeypatch.setattr("tandem.launch.assembly.resume.save_description", refuse)
     assert train(tiny_path, tmp_path, *PPO, "tracking.console=plain") == 143
     said = capfd.readouterr().out
     assert "no checkpoint could be written" in said
@@ -250,7 +250,7 @@ def test_the_advice_for_a_failed_first_checkpoint_can_be_followed(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], way: list[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tandem.launch.resume.save_description", full_disk)
+        patch.setattr("tandem.launch.assembly.resume.save_description", full_disk)
         assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 1
     said = capfd.readouterr().err
     assert "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it begins anew" in said
@@ -271,7 +271,7 @@ def test_the_advice_for_a_failed_later_checkpoint_can_be_followed(
     assert train(tiny_path, tmp_path / "straight", "algo=grpo", "run.steps=4") == 0
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
     with monkeypatch.context() as patch:
-        patch.setattr("tandem.launch.resume.save_description", full_disk)
+        patch.setattr("tandem.launch.assembly.resume.save_description", full_disk)
         assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 1
     said = capfd.readouterr().err
     assert "Make room and start the run again: it goes on from the newest" in said
@@ -303,8 +303,8 @@ def test_each_part_of_the_outputs_is_closed_on_its_own(
         raise OSError(28, "No space left on device")
 
     closed: list[str] = []
-    monkeypatch.setattr("tandem.platform.records.write_json", full)
-    monkeypatch.setattr("tandem.launch.sinks.Sinks.close", lambda self, status: closed.append(status))
+    monkeypatch.setattr("tandem.platform.records.recorder.write_json", full)
+    monkeypatch.setattr("tandem.launch.trackers.sinks.Sinks.close", lambda self, status: closed.append(status))
     assert train(tiny_path, tmp_path, *PPO, "tracking.console=plain") == 1
     assert closed == ["finished"]
     assert (tmp_path / "r" / "report.html").exists()

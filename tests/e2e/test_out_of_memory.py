@@ -27,7 +27,7 @@ SPACE = 640 << 20
 CHILD = f"""
 import resource, sys
 import deepspeed, psutil, torch, transformers.models.qwen2.modeling_qwen2
-import tandem.launch.run, tandem.workers.tiny
+import tandem.launch.assembly.run, tandem.workers.models.tiny
 from tandem.launch.main import main
 if sys.argv[1] == "limited":
     space = psutil.Process().memory_info().vms + {SPACE}

@@ -14,10 +14,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from tandem.launch.compose import compose
-from tandem.launch.run import run
-from tandem.platform.config import ConfigError
-from tandem.platform.validate import validate
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.validate import validate
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
     import ray
     from ray.util.state import list_actors, list_placement_groups
 
-    from tandem.launch.compose import compose
-    from tandem.launch.roles import RayRoles
-    from tandem.platform.algorithms import resolve
-    from tandem.workers.cluster import connected
+    from tandem.launch.assembly.roles import RayRoles
+    from tandem.launch.compose.compose import compose
+    from tandem.platform.algorithms.registry import resolve
+    from tandem.workers.cluster.cluster import connected
 
     expected = {
         ("ppo", "colocated"): ({"actor-0", "critic-0", "reward-0", "rollout-0"}, 1),

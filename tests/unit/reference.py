@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from reference_losses import kl_value, sequence_weights
 
-from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.config.algo import AlgoConfig
 
 Numbers = list[float]
 Estimate = Callable[[Sequence["Sample"], AlgoConfig], list[Numbers]]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.config.algo import AlgoConfig
 
 Numbers = list[float]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from unit_batches import poison, random_mask
 
-from tandem.platform.advantages import gae, group_relative, outcomes
+from tandem.platform.algorithms.advantages import gae, group_relative, outcomes
 
 BAD = [math.nan, math.inf, -math.inf, 100.0]
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from tandem.launch.compose import compose
-from tandem.platform import validate as relations
-from tandem.platform import validate_algo as algo_relations
-from tandem.platform.alarms import alarms
-from tandem.platform.config import ConfigError
-from tandem.platform.validate import validate
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.loop.alarms import alarms
+from tandem.platform.planning import validate as relations
+from tandem.platform.planning import validate_algo as algo_relations
+from tandem.platform.planning.validate import validate
 
 CRITIC = "critic.path=base"
 CASES: list[tuple[list[str], list[list[str]]]] = [

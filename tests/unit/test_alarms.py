@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from tandem.platform.alarms import alarms
-from tandem.platform.config import Config
+from tandem.platform.config.schema import Config
+from tandem.platform.loop.alarms import alarms
 
 WELL = {
     "reward/std": 0.1,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.launch.compose import compose
-from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
-from tandem.platform.config import Config, ConfigError, settings
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.validate import validate
+from tandem.launch.compose.compose import compose
+from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, resolve
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.planning.validate import validate
 
 
 def test_records() -> None:
@@ -43,10 +43,10 @@ def test_every_clip_setting_reaches_the_loss() -> None:
 
 
 OWN = """
-from tandem.platform.advantages import group_relative, outcomes
-from tandem.platform.algorithms import Estimator
-from tandem.platform.batch import Credit
-from tandem.platform.losses import log_likelihood_loss
+from tandem.platform.algorithms.advantages import group_relative, outcomes
+from tandem.platform.algorithms.registry import Estimator
+from tandem.platform.experience.batch import Credit
+from tandem.platform.algorithms.losses import log_likelihood_loss
 
 def doubled(batch, values, algo):
     rewards = outcomes(batch.token_rewards, batch.response_mask)

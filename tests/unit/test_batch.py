@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit_batches import batch_of, make_rollout, scores
 
-from tandem.platform.batch import (
+from tandem.platform.experience.batch import (
     Inferred,
     Prompt,
     Rollout,

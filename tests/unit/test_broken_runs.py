@@ -11,14 +11,15 @@ import pytest
 from run_folders import FILES, as_text, planted, write_run
 
 from tandem.launch import report, runs
-from tandem.launch.compose import compose
-from tandem.launch.resume import checkpoints_of
-from tandem.launch.run import make_folder
-from tandem.launch.runs import read
-from tandem.platform.config import ConfigError
-from tandem.platform.files import FileError
-from tandem.platform.records import Recorder
-from tandem.platform.validate import validate
+from tandem.launch.assembly.resume import checkpoints_of
+from tandem.launch.assembly.run import make_folder
+from tandem.launch.compose.compose import compose
+from tandem.launch.views import page
+from tandem.launch.views.run import read
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.validate import validate
+from tandem.platform.records.recorder import Recorder
+from tandem.platform.system.files import FileError
 
 READ = [name for name in FILES if name != "versions.json"]
 CONTENTS = {
@@ -110,7 +111,7 @@ def test_every_field_may_hold_any_value(folder: Path, name: str) -> None:
             try:
                 runs.compare(other, read(folder / "a"))
                 runs.show(read(folder / "a"))
-                report.render(folder / "a")
+                page.render(folder / "a")
                 continue
             except FileError as error:
                 said = str(error)

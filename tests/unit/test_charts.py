@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tandem.launch.charts import areas, bars, intervals, lines, ticks
+from tandem.launch.views.charts import areas, bars, intervals, lines, ticks
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.launch.cli import MEANINGS, main
-from tandem.launch.command import QUIET, SCRIPTS, Call, as_called, command
+from tandem.launch.compose.command import QUIET, SCRIPTS, Call, as_called, command
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +56,8 @@ def test_messages_name_the_way_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "zzz=1"]) == 2
     assert "`tandem train --settings` lists all" in capsys.readouterr().err
     assert (
-        as_called("python launch/main.py, launch/evaluate.py, launch/roles.py")
-        == "tandem train, tandem evaluate, launch/roles.py"
+        as_called("python launch/main.py, launch/evaluate.py, launch/assembly/roles.py")
+        == "tandem train, tandem evaluate, launch/assembly/roles.py"
     )
 
 

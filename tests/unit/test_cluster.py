@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.config import ClusterConfig, ConfigError
-from tandem.workers import cluster
-from tandem.workers.cluster import connected, usable_cpus
+from tandem.platform.config.schema import ClusterConfig, ConfigError
+from tandem.workers.cluster import cluster
+from tandem.workers.cluster.cluster import connected, usable_cpus
 
 
 def closed_port() -> int:

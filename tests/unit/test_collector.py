@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from unit_batches import make_rollout
 
-from tandem.platform.algorithms import resolve
-from tandem.platform.batch import Prompt, Rollout, Score
-from tandem.platform.collector import Collected, Collector, NoSignal
-from tandem.platform.config import Config, RewardConfig
-from tandem.platform.data import DataOrder, Row
-from tandem.platform.prompts import EncodedRow
-from tandem.platform.protocols import Roles, Sampling
-from tandem.platform.residency import Residency
-from tandem.platform.shaping import RewardShaper
-from tandem.platform.source import PromptSource
-from tandem.platform.spans import Spans
+from tandem.platform.algorithms.registry import resolve
+from tandem.platform.config.schema import Config, RewardConfig
+from tandem.platform.data.prompts import EncodedRow
+from tandem.platform.data.rows import DataOrder, Row
+from tandem.platform.data.source import PromptSource
+from tandem.platform.experience.batch import Prompt, Rollout, Score
+from tandem.platform.loop.collector import Collected, Collector, NoSignal
+from tandem.platform.loop.protocols import Roles, Sampling
+from tandem.platform.loop.residency import Residency
+from tandem.platform.loop.spans import Spans
+from tandem.platform.rewards.shaping import RewardShaper
 
 
 class Scripted:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tandem.platform.comparison import (
+from tandem.benchmarks.ab.comparison import (
     expanded_tail,
     interquartile_mean,
     mean,

@@ -11,13 +11,12 @@ import pytest
 from omegaconf import OmegaConf
 
 import tandem.conf
-from tandem.launch.compose import check_overrides, compose, config_groups, setting_keys
-from tandem.launch.facts import flat
-from tandem.launch.folder import settings_yaml
-from tandem.launch.other_names import NAMES
-from tandem.launch.runs import read
-from tandem.platform.config import Config, ConfigError, settings
-from tandem.platform.validate import validate
+from tandem.launch.assembly.folder import settings_yaml
+from tandem.launch.compose.compose import check_overrides, compose, config_groups, flat, setting_keys
+from tandem.launch.compose.other_names import NAMES
+from tandem.launch.views.run import read
+from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.planning.validate import validate
 
 ALGOS = "cispo, dapo, dr_grpo, grpo, gspo, opo, ppo, reinforce, reinforce_pp, reinforce_pp_baseline, remax, rloo, vapo"
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.correction import Correction, correct, importance_weights
+from tandem.platform.algorithms.correction import Correction, correct, importance_weights
+from tandem.platform.config.algo import AlgoConfig
 
 MASK = torch.tensor([[0, 1, 1, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.bool)
 # rho of each token: row 0: 4, 1, 1/4; row 1: 2, 2. Of the responses: 1; 4

@@ -10,11 +10,11 @@ import pytest
 import torch
 from unit_batches import batch_of, make_rollout, poison, random_mask, scores
 
-from tandem.platform.algorithms import resolve
-from tandem.platform.batch import Inferred, RolloutBatch, StopReason, TrainBatch, Values
-from tandem.platform.config import TrainConfig
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.credit import credit, epochs, penalised_rewards
+from tandem.platform.algorithms.credit import credit, epochs, penalised_rewards
+from tandem.platform.algorithms.registry import resolve
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.config.schema import TrainConfig
+from tandem.platform.experience.batch import Inferred, RolloutBatch, StopReason, TrainBatch, Values
 
 PPO, GRPO = resolve("ppo", "gae", "clipped_surrogate"), resolve("grpo", "grpo", "clipped_surrogate")
 

@@ -9,7 +9,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tandem.platform.data import DataError, DataOrder, Row, check_answers, read_rows
+from tandem.platform.data.rows import DataError, DataOrder, Row, read_rows
+from tandem.platform.rewards.answers import check_answers
 
 
 def write(path: Path, text: str | bytes) -> Path:
@@ -144,7 +145,7 @@ def test_a_step_does_not_depend_on_the_steps_before_it() -> None:
 
 
 def test_seeds_give_the_same_order_in_every_process() -> None:
-    code = "from tandem.platform.data import DataOrder; print(DataOrder(50, 20, {}).rows_of_step(3))"
+    code = "from tandem.platform.data.rows import DataOrder; print(DataOrder(50, 20, {}).rows_of_step(3))"
 
     def in_new_process(seed: int) -> str:
         command = [sys.executable, "-c", code.format(seed)]

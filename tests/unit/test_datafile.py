@@ -14,7 +14,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tandem.platform.data import DataError, Row, check_answers, read_rows
+from tandem.platform.data.rows import DataError, Row, read_rows
+from tandem.platform.rewards.answers import check_answers
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 RECORDS: list[dict[str, Any]] = [
@@ -235,7 +236,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, monkeypa
         read_rows(path)
     monkeypatch.undo()
     if name == "a.jsonl":
-        monkeypatch.setattr("tandem.platform.files.os.open", denied)
+        monkeypatch.setattr("tandem.platform.system.files.os.open", denied)
         with pytest.raises(DataError, match=r"a\.jsonl: cannot be read \(Permission denied\)"):
             read_rows(path)
 
@@ -249,7 +250,7 @@ def test_what_is_no_file_of_data_is_told_at_once(tmp_path: Path, name: str, monk
     (tmp_path / name).unlink()
     (tmp_path / name).touch()
     os.truncate(tmp_path / name, 2**30)
-    monkeypatch.setattr("tandem.platform.files.LONGEST_LINE", 2**20)
+    monkeypatch.setattr("tandem.platform.system.files.LONGEST_LINE", 2**20)
     with pytest.raises(DataError, match=rf"{name}(, line 1: longer than|: not a readable parquet file)"):
         read_rows(tmp_path / name)
 
@@ -270,7 +271,7 @@ def test_a_cut_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 def test_whatever_a_grader_says_of_an_answer_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandem.platform import data
+    from tandem.platform.data import rows as data
 
     def overflows(sample: Any) -> float:
         raise OverflowError("too large")

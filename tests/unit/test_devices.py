@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.platform.config import ActorConfig, ModelConfig, RolloutConfig, TrainerConfig
-from tandem.workers import runtime
-from tandem.workers.runtime import Rank, Rendezvous, device_indices, own_interface
-from tandem.workers.trainer import DeepSpeedBackend
+from tandem.platform.config.schema import ActorConfig, ModelConfig, RolloutConfig, TrainerConfig
+from tandem.workers.cluster import runtime
+from tandem.workers.cluster.runtime import Rank, Rendezvous, device_indices, own_interface
+from tandem.workers.training.deepspeed import DeepSpeedBackend
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_vllm_takes_the_devices_of_the_replica(
     vllm = pytest.importorskip("vllm")
     from vllm.engine.llm_engine import LLMEngine
 
-    from tandem.workers import vllm_engine
+    from tandem.workers.engines import vllm as vllm_engine
 
     settings = SimpleNamespace(parallel_config=SimpleNamespace(assigned_physical_gpu_ids=None))
     monkeypatch.setattr(vllm.EngineArgs, "create_engine_config", lambda self: settings)

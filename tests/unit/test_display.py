@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from tandem.launch import display as module
-from tandem.launch.display import AROUND, WORDS, PlainDisplay, RichDisplay, headline, make_display, warm_start, worded
-from tandem.platform.config import TrackingConfig
-from tandem.platform.spans import PHASES
+from tandem.launch.views import display as module
+from tandem.launch.views.display import AROUND, WORDS, PlainDisplay, RichDisplay, headline, make_display, warm_start, worded
+from tandem.platform.config.schema import TrackingConfig
+from tandem.platform.loop.spans import PHASES
 
 
 def test_unscorable_samples_are_not_passed_over() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from fake_roles import Run, make
 
-from tandem.platform import driver as driver_module
-from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
-from tandem.platform.batch import Prompt, StopReason
-from tandem.platform.driver import Driver
-from tandem.platform.protocols import Sampling, Totals
-from tandem.platform.spans import PHASES
+from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, resolve
+from tandem.platform.experience.batch import Prompt, StopReason
+from tandem.platform.loop import driver as driver_module
+from tandem.platform.loop.driver import Driver
+from tandem.platform.loop.protocols import Sampling, Totals
+from tandem.platform.loop.spans import PHASES
 
 
 def test_order_of_a_step_with_a_critic() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.launch import prepare
-from tandem.platform.config import Config, ConfigError, RolloutConfig
-from tandem.workers import rollout
-from tandem.workers.rollout import engine_name
+from tandem.launch.assembly import prepare
+from tandem.platform.config.schema import Config, ConfigError, RolloutConfig
+from tandem.workers.roles import rollout
+from tandem.workers.roles.rollout import engine_name
 
 
 @pytest.mark.parametrize(

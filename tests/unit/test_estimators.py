@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from unit_batches import batch_of
 
-from tandem.platform.advantages import (
+from tandem.platform.algorithms.advantages import (
     against_greedy,
     batch_relative,
     gae,
@@ -21,10 +21,10 @@ from tandem.platform.advantages import (
     process_relative,
     rewards_to_go,
 )
-from tandem.platform.algorithms import resolve
-from tandem.platform.batch import Inferred, Values
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.credit import credit
+from tandem.platform.algorithms.credit import credit
+from tandem.platform.algorithms.registry import resolve
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.experience.batch import Inferred, Values
 
 ONE_GROUP = [0, 0, 0, 0, 0, 0, 0, 0]
 

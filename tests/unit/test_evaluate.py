@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.batch import Prompt, Rollout, Score, StopReason
-from tandem.platform.evaluate import Evaluation, best_of, interval, majority
-from tandem.platform.protocols import Sampling
-from tandem.platform.rewards import RewardError, answer_of
+from tandem.platform.experience.batch import Prompt, Rollout, Score, StopReason
+from tandem.platform.loop.evaluate import Evaluation, best_of, interval, majority
+from tandem.platform.loop.protocols import Sampling
+from tandem.platform.rewards.functions import RewardError, answer_of
 
 PROMPTS = [Prompt((3,), 0, "a"), Prompt((4,), 1, "b")]
 

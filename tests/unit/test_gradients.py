@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from unit_batches import batch_of
 
-from tandem.platform.algorithms import POLICY_LOSSES
-from tandem.platform.batch import TrainBatch
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.kl import KL_ESTIMATORS, kl
-from tandem.platform.objectives import policy_objective
+from tandem.platform.algorithms.kl import KL_ESTIMATORS, kl
+from tandem.platform.algorithms.objectives import policy_objective
+from tandem.platform.algorithms.registry import POLICY_LOSSES
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.experience.batch import TrainBatch
 
 # p = (.5, .3, .2) is the policy, q = (.2, .3, .5) the reference; logits of p.
 #   grad KL(p || q) = p * (log(p/q) - KL):  KL = .5 * .916291 + 0 - .2 * .916291 = .274887

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.platform import grading, units
-from tandem.platform.deadline import TimeIsUp, time_limit
-from tandem.platform.latex import Unreadable, read
-from tandem.platform.rewards import Sample, boxed, last_number
+from tandem.platform.rewards import grading, units
+from tandem.platform.rewards.functions import Sample, boxed, last_number
+from tandem.platform.rewards.latex import Unreadable, read
+from tandem.platform.system.deadline import TimeIsUp, time_limit
 
 # Wrong in this order only: the gold decides what kind of answer is expected, and where it is defined.
 ONE_WAY = [
@@ -136,7 +136,7 @@ def test_an_answer_that_takes_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch)
 def test_algebra_is_loaded_only_when_it_is_needed() -> None:
     code = r"""
 import sys
-from tandem.platform.rewards import Sample, boxed
+from tandem.platform.rewards.functions import Sample, boxed
 pairs = [("5", "5 cm"), ("5", "6"), ("5", ""), ("1/2", "0.5"), ("(1,2)", "(1,3)"), ("x", "2"), ("2", "x"), ("1,2", "2,1")]
 for gold, answer in pairs:
     boxed(Sample("q", "\\boxed{%s}" % answer, gold, 1, False))
@@ -149,7 +149,7 @@ assert "sympy" in sys.modules
 
 
 def test_missing_algebra_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tandem.platform.symbolic", None)
+    monkeypatch.setitem(sys.modules, "tandem.platform.rewards.symbolic", None)
     with pytest.raises(ImportError):
         grading.equal("x+1", "1+x")
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from unit_batches import batch_of, make_rollout
 
-from tandem.platform.algorithms import ESTIMATORS, resolve
-from tandem.platform.batch import Inferred, Rollout, RolloutBatch, Score, Values
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.credit import credit, penalised_rewards
+from tandem.platform.algorithms.credit import credit, penalised_rewards
+from tandem.platform.algorithms.registry import ESTIMATORS, resolve
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.experience.batch import Inferred, Rollout, RolloutBatch, Score, Values
 
 SEEDS = st.integers(0, 10_000)
 GROUPED = [name for name, estimator in ESTIMATORS.items() if estimator.min_group > 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.kl import CAP, KL_ESTIMATORS, KLController, kl
+from tandem.platform.algorithms.kl import CAP, KL_ESTIMATORS, KLController, kl
 
 
 def of(estimator: str, log_ratio: float) -> tuple[float, float]:

@@ -70,7 +70,8 @@ def test_import_directions(repo: Path, folder: str) -> None:
 
 def test_the_schema_needs_no_torch() -> None:
     """Help and mistakes on the command line answer before anything heavy is imported."""
-    code = "import sys, tandem.platform.config, tandem.launch.main, tandem.launch.compose; print('torch' in sys.modules)"
+    modules = "tandem.platform.config.schema, tandem.launch.main, tandem.launch.compose.compose"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -91,13 +92,13 @@ def test_packages_are_all_listed(repo: Path) -> None:
 
 
 def test_names_of_rewards_and_estimators_are_choices_of_the_schema() -> None:
-    from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES
-    from tandem.platform.config import Config, settings
-    from tandem.platform.kl import KL_ESTIMATORS
-    from tandem.platform.losses import AGGREGATIONS
-    from tandem.platform.tasks import TASKS
-    from tandem.workers.rollout import ENGINES
-    from tandem.workers.trained import BACKENDS
+    from tandem.platform.algorithms.kl import KL_ESTIMATORS
+    from tandem.platform.algorithms.losses import AGGREGATIONS
+    from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES
+    from tandem.platform.config.schema import Config, settings
+    from tandem.platform.data.tasks import TASKS
+    from tandem.workers.roles.rollout import ENGINES
+    from tandem.workers.roles.trained import BACKENDS
 
     choices = {key: set(meta["choices"]) for key, _, meta in settings(Config()) if meta.get("choices")}
     assert choices["adv_estimator"] == set(ESTIMATORS)
@@ -111,7 +112,7 @@ def test_names_of_rewards_and_estimators_are_choices_of_the_schema() -> None:
 
 def test_every_setting_is_read(repo: Path) -> None:
     """A setting that no code reads is a promise not kept."""
-    from tandem.platform.config import Config, settings
+    from tandem.platform.config.schema import Config, settings
 
     folders = ("platform", "workers", "launch")
     code = "\n".join(

@@ -10,13 +10,13 @@ from test_broken_runs import READ, check_told
 from test_broken_runs import folder as folder
 
 from tandem.launch import report, runs
-from tandem.launch.compose import compose
-from tandem.launch.resume import checkpoints_of
-from tandem.launch.run import make_folder
-from tandem.platform.config import ConfigError
-from tandem.platform.files import FileError
-from tandem.platform.records import Recorder
-from tandem.platform.validate import validate
+from tandem.launch.assembly.resume import checkpoints_of
+from tandem.launch.assembly.run import make_folder
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.validate import validate
+from tandem.platform.records.recorder import Recorder
+from tandem.platform.system.files import FileError
 
 LINKS = ("file", "pipe", "device", "folder", "nowhere", "itself")
 

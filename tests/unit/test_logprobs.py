@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.logprobs import entropy, log_ratio, token_entropy, token_logprobs
+from tandem.platform.algorithms.logprobs import entropy, log_ratio, token_entropy, token_logprobs
 
 INF = math.inf
 

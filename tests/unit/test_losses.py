@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.losses import (
+from tandem.platform.algorithms.losses import (
     AGGREGATIONS,
     aggregate,
     clipped_surrogate,

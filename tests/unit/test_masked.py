@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.platform.masked import masked_fill_zero, masked_mean, masked_sum, whiten
+from tandem.platform.experience.masked import masked_fill_zero, masked_mean, masked_sum, whiten
 
 VALUES = torch.tensor([[1.0, 2.0, 50.0], [4.0, 50.0, 50.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from unit_batches import batch_of, make_rollout, poison, scores
 
-from tandem.platform.batch import RolloutBatch, Score, StopReason, TrainBatch
-from tandem.platform.collector import Collected
-from tandem.platform.group import Group
-from tandem.platform.metrics import (
+from tandem.platform.experience.batch import RolloutBatch, Score, StopReason, TrainBatch
+from tandem.platform.loop.collector import Collected
+from tandem.platform.loop.group import Group
+from tandem.platform.loop.metrics import (
     add_totals,
     credit_metrics,
     explained_variance,
@@ -24,7 +24,7 @@ from tandem.platform.metrics import (
     rollout_metrics,
     sample_metrics,
 )
-from tandem.platform.protocols import Totals
+from tandem.platform.loop.protocols import Totals
 
 
 def test_totals_add_up_before_they_are_divided() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.roles import files_of
-from tandem.platform.config import Config, ConfigError
-from tandem.workers.node_files import END, READ_WHOLE, NodeFile, check_node, digest, look
+from tandem.launch.assembly.roles import files_of
+from tandem.platform.config.schema import Config, ConfigError
+from tandem.workers.cluster.node_files import END, READ_WHOLE, NodeFile, check_node, digest, look
 
 
 def test_content_and_names_make_the_digest(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from algo_cases import BAD, LONGEST, ROWS, WIDTH, train_case
 from torch import Tensor
 from unit_batches import batch_of
 
-from tandem.platform.algorithms import POLICY_LOSSES
-from tandem.platform.batch import LossOutput, TrainBatch
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.losses import AGGREGATIONS
-from tandem.platform.objectives import policy_objective
+from tandem.platform.algorithms.losses import AGGREGATIONS
+from tandem.platform.algorithms.objectives import policy_objective
+from tandem.platform.algorithms.registry import POLICY_LOSSES
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.experience.batch import LossOutput, TrainBatch
 
 # All terms at once: a straight-through KL, entropy, imitation; importance weights come with the batch.
 ALL_TERMS: dict[str, Any] = {

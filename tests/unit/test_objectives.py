@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from unit_batches import batch_of, poison, random_mask
 
-from tandem.platform.algorithms import POLICY_LOSSES
-from tandem.platform.batch import LossOutput, TrainBatch
-from tandem.platform.config import AlgoConfig
-from tandem.platform.logprobs import token_entropy, token_logprobs
-from tandem.platform.losses import AGGREGATIONS
-from tandem.platform.objectives import policy_objective, value_objective
-from tandem.platform.partition import balance, microbatches
+from tandem.platform.algorithms.logprobs import token_entropy, token_logprobs
+from tandem.platform.algorithms.losses import AGGREGATIONS
+from tandem.platform.algorithms.objectives import policy_objective, value_objective
+from tandem.platform.algorithms.registry import POLICY_LOSSES
+from tandem.platform.config.schema import AlgoConfig
+from tandem.platform.experience.batch import LossOutput, TrainBatch
+from tandem.platform.experience.partition import balance, microbatches
 
 MODES = tuple(AGGREGATIONS)
 LONGEST = 8

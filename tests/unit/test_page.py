@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_folders import FILES, SAMPLES, write_run
 
-from tandem.launch.report import render
+from tandem.launch.views.page import render
 
 
 def page(folder: Path, **changes: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.launch.panels import PANELS, panels, still, still_keys
+from tandem.launch.views.panels import PANELS, panels, still, still_keys
 
 ONE_STEP = {"train.minibatches": 1, "train.epochs_per_batch": 1}
 RATIO = {"policy/approx_kl", "policy/clip_frac", "policy/ratio_max"}

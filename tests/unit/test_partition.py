@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.platform.partition import balance, microbatches
+from tandem.platform.experience.partition import balance, microbatches
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=30)
 

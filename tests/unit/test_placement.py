@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.platform.config import ConfigError, PlacementConfig
-from tandem.workers.placement import (
+from tandem.platform.config.schema import ConfigError, PlacementConfig
+from tandem.workers.cluster.placement import (
     SMALLEST,
     Placement,
     Request,

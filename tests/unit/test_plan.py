@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.algorithms import Algorithm, resolve
-from tandem.platform.config import Config
-from tandem.platform.plan import RolePlan, batch_table, human_bytes, render, role_plans, role_ranks, table
+from tandem.platform.algorithms.registry import Algorithm, resolve
+from tandem.platform.config.schema import Config
+from tandem.platform.planning.plan import RolePlan, batch_table, human_bytes, render, role_plans, role_ranks, table
 
 PPO, GRPO = resolve("ppo", "gae", "clipped_surrogate"), resolve("grpo", "grpo", "clipped_surrogate")
 

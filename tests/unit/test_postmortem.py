@@ -6,7 +6,7 @@ import os
 import tracemalloc
 from pathlib import Path
 
-from tandem.workers.postmortem import LINES, TAIL_BYTES, last_lines, tail
+from tandem.workers.cluster.postmortem import LINES, TAIL_BYTES, last_lines, tail
 
 
 def test_standard_error_comes_last_and_rays_markers_are_left_out(tmp_path: Path) -> None:

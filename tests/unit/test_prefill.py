@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.prefill import gives_answer
+from tandem.platform.rewards.prefill import gives_answer
 
 
 @pytest.mark.parametrize(

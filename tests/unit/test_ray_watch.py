@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.workers import ray_watch
-from tandem.workers.ray_watch import RAYLET_LOST, RayWatch
+from tandem.workers.cluster import ray_watch
+from tandem.workers.cluster.ray_watch import RAYLET_LOST, RayWatch
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem.platform import files
-from tandem.platform.files import (
+from tandem.platform.system import files
+from tandem.platform.system.files import (
     FileError,
     confined,
     open_regular,
@@ -22,7 +22,7 @@ from tandem.platform.files import (
     read_text,
     write_text,
 )
-from tandem.platform.readers import parse_json, parsed, read_object, read_objects
+from tandem.platform.system.readers import parse_json, parsed, read_object, read_objects
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from unit_batches import make_rollout
 
-from tandem.platform.batch import Score, StopReason
-from tandem.platform.files import write_json, write_text
-from tandem.platform.records import (
+from tandem.platform.experience.batch import Score, StopReason
+from tandem.platform.records.recorder import (
     Recorder,
     SampleRow,
     plain,
@@ -24,6 +23,7 @@ from tandem.platform.records import (
     read_summary,
     sample_rows,
 )
+from tandem.platform.system.files import write_json, write_text
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from urllib.parse import quote_plus
 import pytest
 import yaml
 
-from tandem.platform.redact import redacted, redacted_values
+from tandem.platform.system.redact import redacted, redacted_values
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ import torch
 from algo_cases import BAD, LONGEST, ROWS, SETTINGS, VARIANTS, WIDTH, random_case, rows_of, samples_of, train_case
 from torch import Tensor
 
-from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES, resolve
-from tandem.platform.config_algo import AlgoConfig
-from tandem.platform.correction import correct
-from tandem.platform.credit import credit
-from tandem.platform.kl import KL_ESTIMATORS, kl
-from tandem.platform.losses import AGGREGATIONS, aggregate
-from tandem.platform.objectives import policy_objective, value_objective
-from tandem.platform.shaping import overlong_penalty
+from tandem.platform.algorithms.correction import correct
+from tandem.platform.algorithms.credit import credit
+from tandem.platform.algorithms.kl import KL_ESTIMATORS, kl
+from tandem.platform.algorithms.losses import AGGREGATIONS, aggregate
+from tandem.platform.algorithms.objectives import policy_objective, value_objective
+from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, resolve
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.rewards.shaping import overlong_penalty
 
 # What surrounds every estimator: KL in the reward, masks, correction.
 AROUND: list[dict[str, Any]] = [

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.protocols import Roles
-from tandem.platform.residency import Residency
+from tandem.platform.loop.protocols import Roles
+from tandem.platform.loop.residency import Residency
 
 
 class Mover:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.platform import grading
-from tandem.platform.rewards import (
+from tandem.platform.rewards import grading
+from tandem.platform.rewards.functions import (
     REWARDS,
     Outcome,
     RewardError,
@@ -359,5 +359,5 @@ def test_shorten_keeps_both_ends() -> None:
 
 
 def test_rewards_import_no_torch() -> None:
-    code = "import sys, tandem.workers.reward_process; assert not {'torch', 'numpy', 'ray'} & set(sys.modules)"
+    code = "import sys, tandem.workers.isolation.reward_process; assert not {'torch', 'numpy', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.launch.checkpoints import Checkpoints
-from tandem.launch.claim import claimed
-from tandem.launch.folder import make_folder
-from tandem.launch.resume import checkpoints_of
-from tandem.platform.config import Config, ConfigError
-from tandem.platform.records import Recorder
+from tandem.launch.assembly.folder import make_folder
+from tandem.launch.assembly.resume import checkpoints_of
+from tandem.launch.storage.checkpoints import Checkpoints
+from tandem.launch.storage.claim import claimed
+from tandem.platform.config.schema import Config, ConfigError
+from tandem.platform.records.recorder import Recorder
 
 
 def config(folder: Path, **checkpoint: str) -> Config:

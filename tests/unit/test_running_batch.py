@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tandem.workers.running_batch import RunningBatch
+from tandem.workers.engines.running_batch import RunningBatch
 
 
 class Engine:

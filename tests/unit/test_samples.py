@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tandem.platform.samples import choose
+from tandem.platform.records.samples import choose
 
 
 def test_one_prompt_does_not_fill_the_file() -> None:

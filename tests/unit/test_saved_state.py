@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_roles import make
 
-from tandem.launch.resume import restore
-from tandem.platform.config import ConfigError
+from tandem.launch.assembly.resume import restore
+from tandem.platform.config.schema import ConfigError
 
 FACTS = [{"updates": 1, "random": {}}]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
 
-from tandem.launch.compose import compose
-from tandem.platform.config import Config, ConfigError, OptimizerConfig
-from tandem.platform.schedules import rate_factor, with_total_steps
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import Config, ConfigError, OptimizerConfig
+from tandem.platform.loop.schedules import rate_factor, with_total_steps
 
 
 def factors(count: int, **settings: object) -> list[float]:

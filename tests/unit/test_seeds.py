@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.platform.checksum import checksum
-from tandem.platform.seeds import mix
+from tandem.platform.loop.checksum import checksum
+from tandem.platform.loop.seeds import mix
 
 
 @pytest.mark.parametrize(("seed", "first"), [(0, 0xE220A8397B1DCDAF), (1234567, 6457827717110365317)])
@@ -37,7 +37,7 @@ def test_any_integer_seeds_a_generator(part: int) -> None:
 
 
 def test_mix_does_not_depend_on_the_process() -> None:
-    code = "from tandem.platform.seeds import mix; print(mix(7, 0, 3))"
+    code = "from tandem.platform.loop.seeds import mix; print(mix(7, 0, 3))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) == mix(7, 0, 3)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from unit_batches import make_rollout
 
-from tandem.platform.batch import Score
-from tandem.platform.config import RewardConfig
-from tandem.platform.shaping import OVERLONG, RewardShaper, RunningMoments, overlong_buffer, overlong_penalty
+from tandem.platform.config.schema import RewardConfig
+from tandem.platform.experience.batch import Score
+from tandem.platform.rewards.shaping import OVERLONG, RewardShaper, RunningMoments, overlong_buffer, overlong_penalty
 
 LONGEST = 10
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.folder import make_folder
-from tandem.launch.resume import checkpoints_of
-from tandem.launch.sharing import follow_umask, shared_with
-from tandem.platform.config import Config
+from tandem.launch.assembly.folder import make_folder
+from tandem.launch.assembly.resume import checkpoints_of
+from tandem.launch.storage.sharing import follow_umask, shared_with
+from tandem.platform.config.schema import Config
 
 
 def mode(path: Path) -> int:

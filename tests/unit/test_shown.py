@@ -14,10 +14,11 @@ from run_folders import FILES, planted, write_run
 
 from tandem.launch import evaluate, export, report, runs
 from tandem.launch import main as training
-from tandem.launch.display import PlainDisplay, RichDisplay, make_display
-from tandem.launch.markup import element, together
-from tandem.platform.config import TrackingConfig
-from tandem.platform.terminal import one_line, say, shown
+from tandem.launch.views import page
+from tandem.launch.views.display import PlainDisplay, RichDisplay, make_display
+from tandem.launch.views.markup import element, together
+from tandem.platform.config.schema import TrackingConfig
+from tandem.platform.system.terminal import one_line, say, shown
 
 HTML = '<script>alert(1)</script>"><img src=x onerror=alert(1)>\' onload=alert(1) x="?token=x>'
 STEERS = "\x1b]0;title\x07\x1b[2J\x9b31m\x85\r\b\x7f\u202edcba\u2066\u200b"
@@ -90,7 +91,7 @@ def test_nothing_planted_in_a_runs_folder_takes_effect(
 def test_a_secret_in_an_attribute_or_a_text_leaves_the_page_whole(folder: Path) -> None:
     """What follows a credential up to the next blank is taken out with it: of the text alone, not of the page."""
     write_run(folder / "a", {"summary.json": {"status": "https://h/?token=abc", "error": "?key=1"}})
-    text = report.render(folder / "a")
+    text = page.render(folder / "a")
     assert '<span class="badge">https://h/?token=***</span></div>' in text
     assert '<p class="failed">?key=***</p>' in text
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tandem.launch.charts import COLOURS
-from tandem.launch.style import DARK, LIGHT, RULES, STYLE
+from tandem.launch.views.charts import COLOURS
+from tandem.launch.views.style import DARK, LIGHT, RULES, STYLE
 
 TEXTS, GROUNDS = ("text", "muted", "accent", "good", "bad"), ("back", "card", "soft")
 

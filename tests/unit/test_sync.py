@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.platform.config import ConfigError
-from tandem.workers.sync import Layout, ObjectStore, choose_transport
+from tandem.platform.config.schema import ConfigError
+from tandem.workers.sync.transports import Layout, ObjectStore, choose_transport
 
 
 @pytest.mark.parametrize(

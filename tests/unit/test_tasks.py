@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tandem.platform.config import ConfigError, TaskConfig
-from tandem.platform.tasks import FORGOTTEN_CARRIES, MAX_TRAINING_ROWS, forgetful_sum, load_task
+from tandem.platform.config.schema import ConfigError, TaskConfig
+from tandem.platform.data.tasks import FORGOTTEN_CARRIES, MAX_TRAINING_ROWS, forgetful_sum, load_task
 
 
 def prompts(digits: int = 2, eval_size: int = 256, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -68,7 +68,7 @@ def test_long_numbers_are_sampled() -> None:
 
 def test_split_follows_the_seed_in_every_process() -> None:
     code = (
-        "from tandem.platform.config import TaskConfig; from tandem.platform.tasks import load_task;"
+        "from tandem.platform.config.schema import TaskConfig; from tandem.platform.data.tasks import load_task;"
         "print([row.prompt for row in load_task(TaskConfig(seed=5)).held_out])"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

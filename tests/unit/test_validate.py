@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.config import Config, ConfigError, settings
-from tandem.platform.validate import did_you_mean, validate
+from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.planning.validate import did_you_mean, validate
 
 
 def config(**values: Any) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_validate import config, refused
 
-from tandem.platform.validate import validate
+from tandem.platform.planning.validate import validate
 
 
 @pytest.mark.parametrize(

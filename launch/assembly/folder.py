@@ -1,0 +1,166 @@
+"""The folder of a run: made, locked, and never one in which another run has left results."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tandem.launch.assembly.facts import about
+from tandem.launch.assembly.versions import versions
+from tandem.launch.compose.settings_file import as_yaml
+from tandem.launch.storage.checkpoint import Checkpoint
+from tandem.launch.storage.checkpoints import Checkpoints
+from tandem.launch.storage.manifest import RunIdentity
+from tandem.launch.storage.sharing import follow_umask
+from tandem.launch.storage.stores import CHECKPOINTS
+from tandem.platform.config.schema import Config, ConfigError
+from tandem.platform.system.files import FileError, write_json, write_text
+from tandem.platform.system.readers import read_object
+from tandem.platform.system.redact import redacted_values
+
+ATTEMPTS = "attempts"
+"""Below a run's folder: the records of attempts that ended without a checkpoint."""
+
+
+def name_run(config: Config, started_at: float) -> None:
+    """Fills in run.name."""
+    if config.run.name is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started_at))
+        config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
+
+
+def folder_of(config: Config) -> Path:
+    """Where the records of the run are."""
+    return Path(config.run.dir) / str(config.run.name)
+
+
+def make_folder(
+    config: Config,
+    started_at: float,
+    checkpoints: Checkpoints,
+    found: Checkpoint | None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """The run's folder with `config.yaml`, `versions.json` and `run.json`.
+
+    The records of an attempt that ended before its first checkpoint are moved into `attempts/`.
+
+    Raises:
+        ConfigError: the folder or `checkpoint.dir` holds another run; or this run, which could go on from its newest
+            checkpoint and does not.
+    """
+    folder = folder_of(config)
+    checkpoints.run = _identity(folder, checkpoints, found)
+    resume = f"checkpoint.resume={config.checkpoint.resume}"
+    if not _goes_on(checkpoints, found, folder):
+        if checkpoints.has_any():
+            raise ConfigError(
+                f"{checkpoints.root} holds a run already, and with {resume} this one does not go on from its newest "
+                "checkpoint. Set another run.name, to begin anew or to branch off"
+            )
+        _refuse_results(folder)
+        _set_aside(folder, note)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        follow_umask(folder)  # also where it was shared otherwise before
+        (folder / "summary.json").unlink(missing_ok=True)
+        write_text(folder / "config.yaml", settings_yaml(config))
+        write_json(folder / "versions.json", versions())
+        write_json(folder / "run.json", _facts(config, started_at, checkpoints.run.id, _object(folder / "run.json")))
+    except OSError as error:
+        raise ConfigError(f"run.dir={config.run.dir}: the run's folder cannot be written: {error}") from error
+    checkpoints.check_writable()
+    return folder
+
+
+def _facts(config: Config, started_at: float, run_id: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What `run.json` holds. `before`: what it held; a run that goes on began when it says, and was continued now."""
+    facts = {**about(config, started_at), "id": run_id}
+    if before.get("id") != run_id or not isinstance(before.get("started_at"), str):
+        return facts
+    return {**facts, "started_at": before["started_at"], "continued_at": facts["started_at"]}
+
+
+def _goes_on(checkpoints: Checkpoints, found: Checkpoint | None, folder: Path) -> bool:
+    """Whether the run goes on in its own course: from its newest checkpoint, here or where they were kept before."""
+    if checkpoints.is_newest(found):
+        return True
+    if found is None or checkpoints.has_any():
+        return False
+    is_own = found.manifest.run is not None and found.manifest.run.id == _known_id(folder)
+    return is_own and Checkpoints(os.path.dirname(found.path), keep=1).is_newest(found)
+
+
+def _identity(folder: Path, checkpoints: Checkpoints, found: Checkpoint | None) -> RunIdentity:
+    """What tells the run from others of its name.
+
+    Raises:
+        ConfigError: the checkpoint found in the run's own place was written by another run.
+    """
+    known, here = _known_id(folder), str(folder.absolute())
+    writer = found.manifest.run if found else None
+    if found is None or writer is None or not checkpoints.holds(found):
+        return RunIdentity(known or uuid.uuid4().hex, here)
+    if writer.id != known if known else writer.folder != here:
+        raise ConfigError(
+            f"{checkpoints.root} holds the checkpoints of another run of this name, with its records in {writer.folder}. "
+            "Set another run.name; to branch off from them, set checkpoint.resume to the path of one besides"
+        )
+    return RunIdentity(writer.id, here)
+
+
+def _known_id(folder: Path) -> str | None:
+    """The id of the run that has its records in a folder; None where nothing tells."""
+    found = _object(folder / "run.json").get("id")
+    return found if isinstance(found, str) else None
+
+
+def _refuse_results(folder: Path) -> None:
+    """Refuses a folder with a finished run whose checkpoints are gone.
+
+    Raises:
+        ConfigError: what is there.
+    """
+    if _object(folder / "summary.json").get("status") == "finished":
+        raise ConfigError(f"{folder} holds a finished run. Set another run.name, or move the folder away")
+    own = Checkpoints(str(folder / CHECKPOINTS), keep=1)
+    if newest := own.newest():
+        raise ConfigError(
+            f"{folder} holds a run whose checkpoints are in {own.root}. To go on from there, set "
+            f"checkpoint.resume={newest}; to begin anew, set another run.name"
+        )
+
+
+def _set_aside(folder: Path, note: Callable[[str], None]) -> None:
+    """Moves the records of an attempt out of the way, if it measured anything."""
+    metrics = folder / "metrics.jsonl"
+    if not os.path.lexists(metrics) or os.lstat(metrics).st_size == 0:
+        return
+    earlier = [int(path.name) for path in (folder / ATTEMPTS).glob("[0-9]*") if path.name.isdecimal()]
+    place = folder / ATTEMPTS / str(max(earlier, default=0) + 1)
+    try:
+        place.mkdir(parents=True)
+        for path in folder.iterdir():
+            if path.name not in (ATTEMPTS, CHECKPOINTS):
+                path.rename(place / path.name)
+    except OSError as error:
+        raise ConfigError(f"{folder} holds an earlier attempt, which cannot be moved: {error}") from error
+    note(f"an earlier attempt ended without a checkpoint: its records are in {place}, and the run begins anew")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none."""
+    with suppress(FileError, OSError):
+        return read_object(path, dict[str, Any], below=path.parent)
+    return {}
+
+
+def settings_yaml(config: Config) -> str:
+    """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
+    return as_yaml(redacted_values(asdict(config)))

@@ -1,0 +1,123 @@
+"""Tells the end of a run whose process could not: `python -m tandem.launch.assembly.witness FOLDER STARTED_AT SESSION`.
+
+Ray ends the driver without a word when this node's raylet is gone, and the kernel does when memory is. So each run on Ray
+has a witness, a small process that no signal for the run reaches. It reads a line once Ray has started, and another when
+the run is over. If that one does not come, it ends what is left of a private Ray, removes its files, and writes what the
+run should have: `summary.json` and `report.html`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.records.recorder import Recorder
+from tandem.platform.system.terminal import say
+from tandem.workers.cluster.private_cluster import end_processes, remove
+from tandem.workers.cluster.ray_watch import RAYLET_LOST, connection_to, own_raylet
+
+OVER = b"over\n"
+CLAIM_WAITS_S = 2.0  # the kernel closes the files of a killed process one after the other
+KILLED = (
+    "the run's process was killed, or Ray ended it because Ray's node process (raylet) on this machine was gone. The "
+    "likely cause is that the kernel had no memory left (look for 'Killed process' in dmesg). Start it again to go on"
+)
+
+
+class Witness:
+    """Our end of the witness.
+
+    Args:
+        session: the folder of a private Ray's files.
+    """
+
+    def __init__(self, folder: Path, started_at: float, session: Path) -> None:
+        command = [sys.executable, "-P", "-m", "tandem.launch.assembly.witness", str(folder), str(started_at), str(session)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def ray_has_started(self) -> None:
+        """From here on the raylet is watched too."""
+        self._say(os.fsencode(own_raylet()) + b"\n")
+
+    def close(self) -> None:
+        """The run is over, or says itself how it ended."""
+        self._say(OVER)
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _say(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it was killed: the run goes on without it
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a command line; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    run = psutil.Process(os.getppid())
+    folder, started_at, session = Path(arguments[0]), float(arguments[1]), Path(arguments[2])
+    line = sys.stdin.buffer.readline()
+    why = KILLED if line in (b"", OVER) else _what_ended(run, os.fsdecode(line.rstrip(b"\n")))
+    if OVER in (line, sys.stdin.buffer.readline()):
+        return 0
+    with ExitStack() as stack:  # the last first, and each whatever becomes of the others
+        stack.callback(show, folder)
+        stack.callback(remove, session)
+        stack.callback(end_processes, session)
+        stack.callback(tell, folder, started_at, why)
+    return 0
+
+
+def _what_ended(run: psutil.Process, raylet: str) -> str:
+    """Waits until the raylet or the run's process has ended; what that means for the run, if it was not over.
+
+    The raylet of a private Ray dies with the run's process, and may be the first whose end is seen.
+    """
+    poll = select.poll()
+    poll.register(sys.stdin.buffer, select.POLLIN)
+    with suppress(OSError), connection_to(raylet) as connection:  # OSError: it has ended
+        poll.register(connection, select.POLLIN)
+        if connection.fileno() not in {descriptor for descriptor, _ in poll.poll()}:
+            return KILLED
+    with suppress(psutil.NoSuchProcess):
+        if run.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return RAYLET_LOST
+    return KILLED
+
+
+def tell(folder: Path, started_at: float, why: str) -> None:
+    """Writes how a run has ended whose process is no more, unless it has, or another goes on in its folder already."""
+    from tandem.launch.storage.claim import claimed
+
+    try:
+        with claimed(folder, wait_s=CLAIM_WAITS_S):
+            if (folder / "summary.json").exists():
+                return
+            Recorder.of_ended(folder, started_at).close("failed", why)
+    except ConfigError:
+        return
+    say(f"\nfailed: {why}\nfailed; records in {folder}", error=True)
+
+
+def show(folder: Path) -> None:
+    """Makes the report of a run that has ended, if there is none; takes seconds."""
+    if (folder / "summary.json").exists() and not (folder / "report.html").exists():
+        from tandem.launch.views.page import write_report
+
+        write_report(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

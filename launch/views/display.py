@@ -1,0 +1,327 @@
+"""What a person sees of a run: a live display on a terminal, plain lines elsewhere. Neither can stop the run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Container
+from contextlib import suppress
+from typing import Any, Protocol
+
+from tandem.platform.config.schema import TrackingConfig
+from tandem.platform.experience.metrics import Metrics
+from tandem.platform.loop.evaluate import DETAILS
+from tandem.platform.system.terminal import one_line, say, shown
+
+WORDS = {
+    "model": "preparing the model",
+    "data": "reading the data",
+    "ray": "starting a private Ray",
+    "cluster": "joining the Ray cluster",
+    "roles": "starting the roles",
+    "load": "loading their models",
+    "resume": "loading the checkpoint",
+    "generate": "sampling",
+    "score": "scoring",
+    "infer": "computing log-probs",
+    "infer_old": "log-probs of the policy",
+    "infer_reference": "log-probs of the reference",
+    "infer_values": "values of the critic",
+    "credit": "computing advantages",
+    "update": "updating",
+    "gradient_noise": "measuring gradient noise",
+    "update_critic": "updating the critic",
+    "update_actor": "updating the policy",
+    "publish": "sending the weights",
+    "evaluate": "evaluating",
+    "checkpoint": "writing a checkpoint",
+}
+"""What phases and spans are called for people."""
+AROUND = frozenset({"step", "infer", "update"})  # spans of others
+ENDINGS = frozenset({"closing", "finished", "interrupted", "failed"})
+PROGRESS_S = 10.0  # seconds between plain lines of a long job
+
+
+class Display(Protocol):
+    """Shows the run's progress."""
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def phase(self, name: str) -> None:
+        """What the run does now, by its span name."""
+        ...
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """So much of a long job is done; with 0 before it begins."""
+        ...
+
+    def begin(self, steps: int) -> None:
+        """Training of so many steps begins."""
+        ...
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """A step has ended."""
+        ...
+
+    def close(self) -> None:
+        """The run has ended."""
+        ...
+
+
+def make_display(tracking: TrackingConfig, hidden: Container[str] = ()) -> Display:
+    """The display that `tracking.console` asks for; auto is rich on a terminal and plain lines elsewhere.
+
+    Args:
+        hidden: metrics that are not worth a glance.
+    """
+    console = tracking.console
+    if console == "auto":
+        console = "rich" if sys.stdout.isatty() else "plain"
+    if console == "none":
+        return Unfailing(SilentDisplay())
+    return Unfailing(RichDisplay(hidden) if console == "rich" else PlainDisplay(hidden))
+
+
+def warm_start(display: Display) -> Callable[[int, int], None]:
+    """Shows (step, total) of the fine-tuning of the embedded model."""
+
+    def show(step: int, total: int) -> None:
+        if step == 0 and total:
+            display.note(
+                f"building the embedded model: {total} steps of supervised fine-tuning, so that it knows the form of the "
+                "task. Once: then it is in the cache"
+            )
+        display.progress("building the embedded model", step, total)
+
+    return show
+
+
+def worded(name: str) -> str:
+    """A phase or span in words."""
+    return WORDS.get(name, name.replace("_", " "))
+
+
+def headline(metrics: Metrics, hidden: Container[str] = ()) -> list[tuple[str, str]]:
+    """(label, value) of what is worth a glance."""
+    wanted = (
+        ("reward", "reward/mean", "{:.3f}"),
+        ("length", "response/length_mean", "{:.1f}"),
+        ("kl", "policy/kl", "{:.4f}"),
+        ("approx kl", "policy/approx_kl", "{:.2g}"),
+        ("entropy", "policy/entropy", "{:.3f}"),
+        ("explained var", "critic/explained_variance", "{:.2f}"),
+        ("epoch", "data/epoch", "{:.2f}"),
+        ("tokens/s", "tokens/response_per_s", "{:,.0f}"),
+        ("s/step", "time/step_s", "{:.2f}"),
+    )
+    shown = [(label, form.format(metrics[key])) for label, key, form in wanted if key in metrics and key not in hidden]
+    if metrics.get("reward/unscorable"):
+        shown.append(("unscorable", f"{metrics['reward/unscorable']:.0f} of {metrics['samples/sampled']:.0f}"))
+    evals = [
+        (name, f"{value:.3f}") for name, value in metrics.items() if name.startswith("eval/") and not name.endswith(DETAILS)
+    ]
+    return shown + evals
+
+
+class SilentDisplay:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def phase(self, name: str) -> None:
+        """Nothing."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Nothing."""
+
+    def begin(self, steps: int) -> None:
+        """Nothing."""
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Unfailing:
+    """Shows what another display shows; one that fails, as when nobody reads its output any more, is given up."""
+
+    def __init__(self, display: Display) -> None:
+        self._display: Display | None = display
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._show(lambda display: display.note(text))
+
+    def phase(self, name: str) -> None:
+        """What the run does now."""
+        self._show(lambda display: display.phase(name))
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """So much of a long job is done."""
+        self._show(lambda display: display.progress(what, done, total))
+
+    def begin(self, steps: int) -> None:
+        """Training of so many steps begins."""
+        self._show(lambda display: display.begin(steps))
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """A step has ended."""
+        self._show(lambda display: display.step(step, metrics))
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._show(lambda display: display.close())
+
+    def _show(self, what: Callable[[Display], None]) -> None:
+        if self._display is None:
+            return
+        try:
+            what(self._display)
+        except Exception as error:
+            self._display = None
+            with suppress(Exception):
+                say(f"warning: the display has failed ({error}); the run goes on without it", error=True)
+
+
+class PlainDisplay(SilentDisplay):
+    """What is done up to the end of the first step, a line for that, about fifty more, and every evaluation.
+
+    Args:
+        hidden: metrics that are not worth a glance. error: whether lines go to standard error.
+    """
+
+    def __init__(self, hidden: Container[str] = (), error: bool = False) -> None:
+        self._hidden, self._error = hidden, error
+        self._steps, self._every = 0, 1
+        self._said: set[str] = set()  # phases
+        self._is_first = True  # until a step has ended
+        self._began = self._shown_at = 0.0
+
+    def note(self, text: str) -> None:
+        """A line."""
+        say(text, error=self._error)
+
+    def phase(self, name: str) -> None:
+        """A line for each phase of the first step and before it; how a run ends is told by the run."""
+        if self._is_first and name not in self._said | AROUND | ENDINGS:
+            self._said.add(name)
+            self.note(f"first step: {worded(name)}" if self._steps and name != "evaluate" else worded(name))
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """A line every ten seconds, with the time that is left."""
+        now = time.monotonic()
+        if done == 0:
+            self._began = self._shown_at = now
+        elif now - self._shown_at >= PROGRESS_S:
+            self._shown_at = now
+            left = (now - self._began) / done * (total - done)
+            self.note(f"{what}: {done} of {total}, about {left:.0f} s left")
+
+    def begin(self, steps: int) -> None:
+        """Training of so many steps begins."""
+        self._steps, self._every = steps, max(1, steps // 50)
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """A line, if this step is due one."""
+        self._is_first = self._is_first and "reward/mean" not in metrics
+        evaluated = any(name.startswith("eval/") for name in metrics)
+        if step <= 1 or step == self._steps or step % self._every == 0 or evaluated:
+            values = "  ".join(f"{label} {value}" for label, value in headline(metrics, self._hidden))
+            if values:
+                self.note(f"step {step}/{self._steps}  {values}")
+
+
+class RichDisplay(SilentDisplay):
+    """A progress bar with the phase and the time left, over a table of the last step."""
+
+    def __init__(self, hidden: Container[str] = ()) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._console = Console()
+        self._bar = Progress(
+            TextColumn("{task.description:<27}", style="bold", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._hidden, self._steps = hidden, 0
+        self._is_a_job = False  # the bar is that of `progress`, not that of the steps
+        self._task = self._bar.add_task("starting", total=None, count="")
+        self._live = Live(self._bar, console=self._console, refresh_per_second=4, transient=False)
+        self._live.start()
+        self._shown_at = 0.0
+
+    def note(self, text: str) -> None:
+        """A line above the display."""
+        self._console.print(shown(text), markup=False, highlight=False, emoji=False)
+
+    def phase(self, name: str) -> None:
+        """The phase, left of the bar."""
+        if self._is_a_job:
+            self._restart("", None)
+        self._bar.update(self._task, description=one_line(worded(name)))
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """The bar is that of the job, with the time that is left."""
+        if not self._is_a_job:
+            self._restart(what, total)
+        self._is_a_job = True
+        self._bar.update(self._task, completed=done, count=f"{done}/{total}")
+
+    def begin(self, steps: int) -> None:
+        """Training of so many steps begins."""
+        self._steps = steps
+        self._restart("", steps)
+
+    def _restart(self, what: str, total: int | None) -> None:
+        """Another bar in the place of this one; without a total it counts nothing."""
+        self._bar.remove_task(self._task)
+        count = "" if total is None else f"0/{total}"
+        self._task, self._is_a_job = self._bar.add_task(one_line(what), total=total, count=count), False
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """Moves the bar; the table is renewed at most four times a second."""
+        self._bar.update(self._task, completed=step, count=f"{step}/{self._steps}")
+        evaluated = any(name.startswith("eval/") for name in metrics)
+        if evaluated:
+            values = [(name, f"{value:.3f}") for name, value in metrics.items() if name.startswith("eval/")]
+            self.note(
+                f"step {step}: " + ", ".join(f"{name} {value}" for name, value in values if not name.endswith(DETAILS))
+            )
+        if evaluated or time.monotonic() - self._shown_at > 0.25:
+            self._shown_at = time.monotonic()
+            self._live.update(self._page(metrics))
+
+    def close(self) -> None:
+        """Leaves the last state on the screen."""
+        self._live.stop()
+
+    def _page(self, metrics: Metrics) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 3))
+        values = headline(metrics, self._hidden)
+        half = (len(values) + 1) // 2
+        for row in range(half):
+            cells = [Text.assemble((one_line(label), "dim"), f" {value}") for label, value in values[row::half]]
+            grid.add_row(*cells)
+        return Group(self._bar, grid)

@@ -1,0 +1,297 @@
+"""A run as one page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tandem.launch.views.charts import Shape, areas, bars, lines
+from tandem.launch.views.markup import Markup, element, together
+from tandem.launch.views.panels import Panel, panels
+from tandem.launch.views.run import Run, changed, read
+from tandem.launch.views.style import STYLE
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.loop.spans import PHASES
+from tandem.platform.planning.plan import human_bytes
+from tandem.platform.records.recorder import Record, SampleRow, memory_key, read_metrics, read_samples, read_summary
+from tandem.platform.system.files import write_text
+
+GIB = 2**30
+SAMPLES = 60  # shown, the newest
+CHART = Shape(width=360, titled=False)
+STEP = "training step"
+PLACES = {"worst": "lowest reward", "best": "highest reward"}
+UNTOLD = ("run.name", "run.dir")  # of the settings in the header: they are the run's own
+
+
+def write_report(folder: Path) -> Path:
+    """Writes the report of the run in a folder; returns its path.
+
+    Raises:
+        ConfigError: there is no run, one of its files holds something else, or the report cannot be written.
+    """
+    target, text = folder / "report.html", render(folder)
+    try:
+        write_text(target, text)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
+    return target
+
+
+def render(folder: Path) -> Markup:
+    """The page.
+
+    Raises:
+        ConfigError: there is no run. FileError: one of its files holds something else, or is a link.
+    """
+    run, steps = read(folder), read_metrics(folder)
+    trained = [step for step in steps if "reward/mean" in step]
+    settings = table([], [[key, value] for key, value in run.settings.items()])
+    return page(
+        run.name,
+        _header(run),
+        _tiles(run, steps, trained, read_summary(folder).total_s),
+        _about(run),
+        element("h2", "Training"),
+        *_training(run, steps, trained),
+        element("h2", "Samples"),
+        *_samples(folder),
+        element("details", element("summary", "All settings"), settings),
+    )
+
+
+def page(title: str, *body: object) -> Markup:
+    """A page that needs nothing else."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("title", title),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("style", Markup(STYLE)),
+    )
+    return together(Markup("<!doctype html>"), element("html", head, element("body", *body), lang="en"), "\n")
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]], numbers: Sequence[object] = ()) -> Markup:
+    """A table with a row of names, if there are any; columns called as in `numbers` stand on the right."""
+    looks = ["n" if name in numbers else None for name in head] or [None] * max(map(len, rows), default=0)
+
+    def row(kind: str, cells: Sequence[object]) -> Markup:
+        return element("tr", *(element(kind, cell, class_=look) for cell, look in zip(cells, looks, strict=True)))
+
+    body = element("tbody", *(row("td", cells) for cells in rows))
+    return element("table", element("thead", row("th", head)) if head else None, body)
+
+
+def _header(run: Run) -> Markup:
+    """Name, status and, of a run that failed, why."""
+    status = element("span", run.status, class_=f"badge {run.status}" if run.status in ("finished", "failed") else "badge")
+    facts = {"algorithm": run.algo, "by": run.who, "started": run.when.replace("T", " "), "tags": run.tags}
+    spans = [element("span", key, " ", element("b", value)) for key, value in facts.items() if value != ""]
+    error = (run.error or "").strip().partition("\n")[0]
+    return element(
+        "header",
+        element("div", element("h1", run.name), status, class_="head"),
+        element("p", *spans, class_="facts"),
+        element("p", error, class_="failed") if error else None,
+    )
+
+
+def _tiles(run: Run, steps: Sequence[Record], trained: Sequence[Record], total_s: float | None) -> Markup:
+    """What came of the run, in a few numbers: each of the last with the first."""
+    measured = dict.fromkeys(key for step in steps for key in step if key.startswith("eval/") and key.endswith("/greedy"))
+    what = "held-out reward" if run.verifier is None else "held-out accuracy"
+    found = [(_number(last), f"{what}, {_set(key)}", first) for key in measured for first, last in [_ends(steps, key)]]
+    first, last = _ends(trained, "reward/mean")
+    found.append((_number(last), "mean reward of the last step", first))
+    shown = [
+        element("div", element("b", value), element("span", what), _at_first(start), class_="tile")
+        for value, what, start in found
+    ]
+    planned = run.settings.get("run.steps")
+    of = f" of {planned}" if isinstance(planned, int) else ""
+    rest = [
+        (f"{run.step}{of}", "training steps"),
+        (_duration(total_s), "from the command to the end"),
+        ("-" if run.memory is None else human_bytes(run.memory), "memory at the peak, all roles"),
+    ]
+    return element(
+        "div",
+        *shown,
+        *(element("div", element("b", value), element("span", what), class_="tile") for value, what in rest),
+        class_="tiles",
+    )
+
+
+def _ends(steps: Sequence[Record], key: str) -> tuple[float | None, float | None]:
+    """The first and the last value of a metric."""
+    values = [step.get(key) for step in steps if key in step]
+    return (values[0], values[-1]) if values else (None, None)
+
+
+def _at_first(value: float | None) -> Markup:
+    return element("span", f"{_number(value)} at first")
+
+
+def _duration(seconds: float | None) -> str:
+    """75 as "1 min 15 s"; a dash for a time that is not known, or that cannot be."""
+    if seconds is None or not 0 <= seconds < 1e9:
+        return "-"
+    minutes, hours = int(seconds / 60), int(seconds / 3600)
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{seconds:.0f} s"
+
+
+def _about(run: Run) -> Markup:
+    """Model, data, reward, and the settings that differ from the defaults."""
+    own = run.settings
+    task = f"embedded task {own.get('task.name', '')}".strip()
+    rewards = [key.partition(".functions.")[2] for key in own if key.startswith("reward.functions.")]
+    rewards += [str(own[key]) for key in ("reward.function", "reward.model") if own.get(key)]
+    different = {key: value for key, value in changed(run).items() if key not in UNTOLD}
+    held_out = [own.get("data.eval"), *(value for key, value in own.items() if key.startswith("data.eval_sets."))]
+    facts = {
+        "Model": own.get("model.path")
+        or f"embedded model, {own.get('model.tiny.layers', '-')} layers of width {own.get('model.tiny.hidden_size', '-')}",
+        "Training data": own.get("data.train") or task,
+        "Held-out data": ", ".join(str(one) for one in held_out if one) or (task if not own.get("data.train") else "none"),
+        "Reward": ", ".join(rewards) or "-",
+        "Verifier": run.verifier or ("none" if run.verifier is None else "-"),
+    }
+    chips = [element("code", f"{key}={value}") for key, value in different.items()]
+    terms = [part for key, value in facts.items() for part in (element("dt", key), element("dd", value))]
+    return element(
+        "dl",
+        *terms,
+        element("dt", "Differs from the defaults"),
+        element("dd", element("div", *chips, class_="chips") if chips else "nothing"),
+        class_="about",
+    )
+
+
+def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]:
+    """Every chart that the records have something for, and why others are missing."""
+    if not trained and not any(key.startswith("eval/") for step in steps for key in step):
+        return [element("p", "No step has ended.")]
+    chosen = panels(run.settings)
+    phases = {
+        phase: [(step["step"] or 0, step.get(f"time/{phase}_s") or 0.0) for step in trained]
+        for phase in PHASES
+        if any(f"time/{phase}_s" in step for step in trained)
+    }
+    first, *others = [_lines(one, trained) for one in chosen.shown]
+    held_out = [_lines(one, steps) for one in _held_out(steps, run.verifier)]
+    time, memory = (
+        areas("Time per phase", phases, "s", STEP, CHART),
+        bars("Memory per role", _memory(trained), "GiB", shape=CHART),
+    )
+    costs = [
+        _figure("Time per phase", ["time/<phase>_s"], "seconds", time),
+        _figure("Memory per role at the end", ["memory/<role>/<kind>_bytes"], "GiB", memory),
+    ]
+    drawn = [one for one in (first, *held_out, *others, *costs) if one]
+    missing = [element("p", f"Not shown: {why}.", class_="facts") for why in chosen.reasons]
+    return [element("div", *drawn, class_="charts"), *missing]
+
+
+def _lines(panel: Panel, among: Sequence[Record]) -> Markup:
+    """A panel over the steps; empty if they have nothing for it."""
+    points = {name: [(step["step"], step.get(key)) for step in among] for name, key in panel.curves.items()}
+    known = {name: [(x, y) for x, y in own if x is not None and y is not None] for name, own in points.items()}
+    keys = [key for name, key in panel.curves.items() if known[name]]
+    drawn = lines(panel.title, known, panel.unit, panel.zero, x_label=STEP, shape=CHART)
+    return _figure(panel.title, keys, panel.unit, drawn)
+
+
+def _figure(title: str, keys: Sequence[str], unit: str, drawn: Markup) -> Markup:
+    """A chart under its title, the unit and the names of its metrics; empty if nothing is drawn."""
+    if not drawn:
+        return drawn
+    names = element("span", ", ".join(keys), f" ({unit})" if unit else None, class_="key")
+    return element("figure", element("figcaption", element("b", title), names), drawn)
+
+
+def _held_out(steps: Sequence[Record], verifier: str | None) -> list[Panel]:
+    """The panels of held-out sets: what the verifier says, and the training reward where that is something else."""
+    keys = list(dict.fromkeys(key for step in steps for key in step if key.startswith("eval/")))
+    measured = {_curve(key): key for key in keys if key.endswith(("/greedy", "/mean"))}
+    rewards = {_curve(key): key for key in keys if key.endswith("/reward")}
+    title = "Held-out reward (no verifier)" if verifier is None else "Held-out accuracy"
+    found = [Panel(f"{title} ({verifier})" if verifier else title, measured)]
+    return [*found, *([Panel("Held-out reward", rewards)] if rewards else [])]
+
+
+def _set(key: str) -> str:
+    """The held-out set of a metric `eval/<set>/<measure>`."""
+    return key.removeprefix("eval/").rpartition("/")[0]
+
+
+def _curve(key: str) -> str:
+    """Its set and measure in words."""
+    return f"{_set(key)} {key.rpartition('/')[2]}"
+
+
+def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """By role weights, gradients and optimizer, and what its process has had besides at its peak."""
+    rows: dict[str, dict[str, float]] = {}
+    for key, value in (trained[-1] if trained else {}).items():
+        if value and (found := memory_key(key)):
+            rows.setdefault(found[0], {})[found[1]] = value / GIB
+    for row in rows.values():
+        if "peak" in row:
+            row["other at peak"] = max(0.0, row.pop("peak") - sum(row.values()))
+    return rows
+
+
+def _samples(folder: Path) -> list[Markup]:
+    """The newest samples as cards by step; each step keeps its worst and its best, and others of as many prompts."""
+    rows = read_samples(folder)
+    if not rows:
+        return [element("p", "None were kept (tracking.samples_every).")]
+    parts = [
+        element(
+            "p",
+            f"{min(len(rows), SAMPLES)} of {len(rows)}, the newest steps first. A step keeps the samples with the lowest "
+            "and the highest reward, then low and high ones in turns, of every prompt one before any gives two.",
+        )
+    ]
+    for step, group in groupby(rows[:SAMPLES], key=lambda pair: pair[0]):
+        own = [row for _, row in group]
+        parts += [element("h3", f"Step {step}"), element("div", *_cards(own), class_="samples")]
+    return parts
+
+
+def _cards(rows: Sequence[SampleRow]) -> list[Markup]:
+    """The samples of a step; the best and the worst are marked where they differ."""
+    scored = [row.reward for row in rows if row.reward is not None]
+    least, most = min(scored, default=0.0), max(scored, default=0.0)
+    return [
+        _card(row, None if least == most else "worst" if row.reward == least else "best" if row.reward == most else None)
+        for row in rows
+    ]
+
+
+def _card(row: SampleRow, place: str | None) -> Markup:
+    facts: dict[str, Any] = {
+        "answer": row.answer,
+        **{name: _number(value) for name, value in row.parts.items()},
+        "advantage": _number(row.advantage),
+        "log-prob gap": _number(row.logprob_gap),
+        "tokens": row.response_tokens,
+        "end": row.problem or row.stop,
+    }
+    return element(
+        "article",
+        element("p", f"reward {_number(row.reward)}", element("span", PLACES[place], class_=place) if place else None),
+        element("pre", row.prompt),
+        element("pre", row.response),
+        element("div", *(element("span", f"{name} ", element("b", value)) for name, value in facts.items()), class_="meta"),
+        class_="sample",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,6 @@
+"""The numbers of a step."""
+
+from __future__ import annotations
+
+Metrics = dict[str, float]
+"""Values by key, as `reward/mean`."""

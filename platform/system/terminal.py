@@ -1,0 +1,45 @@
+"""What a person is shown: no secrets, and no character that steers a terminal or hides what is written."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from tandem.platform.system.redact import redacted
+
+STEERING = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for newline and tab: ESC, CSI, carriage return, backspace, ...
+    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # unseen
+    "\ud800-\udfff\ufffe\uffff"  # no characters at all: halves of pairs, as in file names that are no UTF-8
+    "]"
+)
+
+
+def shown(value: object) -> str:
+    """A value as text that may be shown: without secrets, what is unseen or steers as \\x1b, \\u202e and so on."""
+    return STEERING.sub(lambda found: _code(ord(found[0])), redacted(str(value)))
+
+
+def one_line(value: object) -> str:
+    """The same in one line, for the cell of a table."""
+    return shown(value).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def say(value: object, *, error: bool = False, end: str = "\n") -> None:
+    """Writes a value to standard output, or standard error, as text that may be shown; what the encoding of the terminal
+    lacks is written as \\uXXXX.
+    """
+    to = sys.stderr if error else sys.stdout
+    encoding = getattr(to, "encoding", None) or "utf-8"
+    print(shown(value).encode(encoding, "backslashreplace").decode(encoding), file=to, end=end, flush=True)
+
+
+def _code(point: int) -> str:
+    return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+def shorten(text: str, limit: int = 80) -> str:
+    """The text, cut in the middle to at most `limit` characters."""
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"

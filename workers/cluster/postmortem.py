@@ -1,0 +1,87 @@
+"""What a worker that died or hangs has left in its log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+LINES = 20
+TAIL_BYTES = 64 * 2**10
+ASK_TIMEOUT_S = 10.0
+DUMP_S = 1.0  # seconds a worker gets to write its stacks
+
+NO_MEMORY = (
+    *("can't allocate memory", "out of memory", "OutOfMemoryError", "MemoryError", "Cannot allocate memory", "bad_alloc"),
+    "for lack of memory",  # what is said of a process that was killed
+)
+"""What torch, CUDA, Python, the kernel, Ray's memory monitor and tandem say where memory ran out, or may have."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker died, hung or raised; the text says which, where, doing what, and the likely cause."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, of this process or as a worker's is told here, is or may be a lack of memory."""
+    return isinstance(error, MemoryError) or any(words in f"{type(error).__name__}: {error}" for words in NO_MEMORY)
+
+
+def last_words(node_id: str, pid: int, stacks: bool) -> str:
+    """The tail of a worker's log as text for an error message; with `stacks`, it is asked to write its stacks first.
+
+    Empty where it cannot be had: this must never hide the failure it is to explain.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    try:
+        on_its_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_its_node)(_read)  # type: ignore[call-overload]
+        lines = ray.get(task.remote(pid, stacks), timeout=ASK_TIMEOUT_S)
+    except Exception:
+        return ""
+    return (
+        "\n" + "\n".join([f"The last lines of its log (process {pid}):", *(f"  | {line}" for line in lines)])
+        if lines
+        else ""
+    )
+
+
+def _read(pid: int, stacks: bool) -> list[str]:
+    """Runs on the worker's node."""
+    if stacks:
+        try:
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(DUMP_S)
+        except ProcessLookupError:
+            pass
+    return tail(logs_folder(), pid)
+
+
+def logs_folder() -> Path:
+    """Where Ray keeps the logs of this node's workers."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    return Path(node.get_logs_dir_path())
+
+
+def tail(folder: Path, pid: int) -> list[str]:
+    """The last lines of what the process wrote, standard error after standard output, without Ray's own markers."""
+    lines: list[str] = []
+    for kind in ("out", "err"):
+        for path in folder.glob(f"worker-*-{pid}.{kind}"):
+            lines += last_lines(path)[-LINES:]
+    return [line for line in lines if line.strip() and not line.startswith(":")][-2 * LINES :]
+
+
+def last_lines(path: Path) -> list[str]:
+    """The whole lines in the last 64 KiB of a file, of which no more is read: a log may have any size."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+        return lines[1:] if start else lines

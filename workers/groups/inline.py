@@ -1,0 +1,61 @@
+"""`cluster=inline`: the roles in this process, one rank each, without Ray. A debugger steps through everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tandem.platform.experience.batch import Prompt, Rollout
+from tandem.platform.loop.protocols import Sampling
+from tandem.workers.groups.rollouts import compare_checksums
+from tandem.workers.roles.rollout import RolloutWorker
+from tandem.workers.sync.transports import Sent
+
+
+class InlineRollouts:
+    """The `Rollouts` protocol over one worker in this process: what is submitted is sampled at once."""
+
+    def __init__(self, worker: RolloutWorker) -> None:
+        self.worker = worker
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
+        """Samples now; the ticket is the result."""
+        return self.worker.generate(prompts, sampling), sampling.samples
+
+    restarts = 0
+
+    def finished(self, ticket: Any) -> Iterator[tuple[int, list[Rollout]]]:
+        """(place of a prompt, its samples)."""
+        rollouts, samples = ticket
+        yield from enumerate(rollouts[start : start + samples] for start in range(0, len(rollouts), samples))
+
+    def collect(self, ticket: Any) -> list[Rollout]:
+        """The samples of a ticket."""
+        return list(ticket[0])
+
+    def abandon(self) -> None:
+        """Frees the device's memory: nothing is under way between calls."""
+        self.worker.sleep()
+
+    def begin_weights(self) -> None:
+        """Nothing: the weights come in the call."""
+
+    def load_weights(self, bucket: Sent) -> None:
+        """Takes one part of new weights."""
+        self.worker.load_weights(bucket)
+
+    def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
+        """Declares the weights complete; raises WeightSyncError naming a tensor that did not arrive as sent."""
+        compare_checksums(checksums, self.worker.finish_weights(version), "the rollout engine")
+
+    def sleep(self) -> None:
+        """Frees the device's memory."""
+        self.worker.sleep()
+
+    def wake(self, what: str) -> None:
+        """Takes it back."""
+        self.worker.wake(what)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind."""
+        return self.worker.memory()

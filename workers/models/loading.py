@@ -1,0 +1,198 @@
+"""Loading models, and the forward passes of the roles on the token axis of `platform/experience/batch.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from tandem.platform.algorithms.logprobs import token_logprobs
+from tandem.platform.config.schema import ConfigError, ModelConfig
+from tandem.platform.experience.batch import RolloutBatch, real_tokens
+from tandem.platform.system.terminal import shorten
+from tandem.workers.models.determinism import disable_dropout, without_rates
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LOAD_ERRORS = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, ImportError, SafetensorError)
+"""What transformers raises for a folder or hub name that is missing, incomplete or damaged, or whose files hold other
+things than it expects.
+"""
+
+
+def load_policy(path: str, config: ModelConfig) -> Any:
+    """The causal language model at `path`, without dropout."""
+    from transformers import AutoModelForCausalLM
+
+    return prepared(_load(AutoModelForCausalLM, path, config), config)
+
+
+def load_critic(path: str, config: ModelConfig, head: str = "zero") -> ValueModel:
+    """A value model on the body of the model at `path`; its head is zero, or the score head of that reward model.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or lacks the score head that `head` asks for.
+    """
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    if head == "zero":
+        return ValueModel(prepared(_load(AutoModel, path, config), config))
+    check_score_head(path, config)
+    model, info = _load(AutoModelForSequenceClassification, path, config, output_loading_info=True)
+    score = getattr(model, "score", None)
+    if not isinstance(score, nn.Linear):
+        raise _no_score_head(path, "its head is no linear layer called score")
+    if missing := sorted(info["missing_keys"]):
+        raise _no_score_head(path, f"its checkpoint lacks {', '.join(missing[:3])}")
+    value_model = ValueModel(prepared(model.base_model, config))
+    value_model.start_from(score)
+    return value_model
+
+
+def check_score_head(path: str, config: ModelConfig) -> None:
+    """Refuses a model that has other than one label by its config alone: no weight is read.
+
+    Raises:
+        ConfigError: it cannot be read, or is no reward model.
+    """
+    from transformers import AutoConfig
+
+    try:
+        labels = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code).num_labels
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"critic.path={path}", path, error) from error
+    if labels != 1:
+        raise _no_score_head(path, f"it has {labels} labels, a reward model has one")
+
+
+def _no_score_head(path: str, why: str) -> ConfigError:
+    """Why the critic cannot start from the score head of the model at `path`."""
+    return ConfigError(
+        f"critic.head=score takes the score head of a reward model, but critic.path={path} has none: {why}. "
+        "Set critic.path to a sequence classifier with one score, or critic.head=zero"
+    )
+
+
+def _load(cls: Any, path: str, config: ModelConfig, **options: Any) -> Any:
+    from transformers import AutoConfig
+
+    trust, dtype = config.trust_remote_code, DTYPES[config.dtype]
+    try:
+        own = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
+        own.return_dict = True  # outputs are asked for by name
+        return cls.from_pretrained(path, config=own, dtype=dtype, trust_remote_code=trust, **options)
+    except LOAD_ERRORS as error:
+        raise cannot_load(f"the model at {path}", path, error) from error
+
+
+def skeleton(path: str, config: ModelConfig, *, body: bool = False) -> Any:
+    """The causal language model at `path`, or its body alone, on the meta device: from its config, no weight is read."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    trust, cls = config.trust_remote_code, AutoModel if body else AutoModelForCausalLM
+    with torch.device("meta"):
+        return cls.from_config(AutoConfig.from_pretrained(path, trust_remote_code=trust), trust_remote_code=trust)
+
+
+def untrained(path: str, config: ModelConfig, *, body: bool = False) -> Any:
+    """The model that `load_policy` loads, or the `body` of a critic, with fresh weights in place of those at `path`."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    trust, cls = config.trust_remote_code, AutoModel if body else AutoModelForCausalLM
+    own = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
+    own.return_dict = True
+    return prepared(cls.from_config(own, dtype=DTYPES[config.dtype], trust_remote_code=trust), config)
+
+
+def policy_bytes(model: nn.Module, config: ModelConfig) -> int:
+    """Bytes of the weights of a model that may be on the meta device, in the dtype of the settings."""
+    return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.dtype].itemsize
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to the model's saved state, each once; others are computed anew by every process."""
+    found: dict[str, Tensor] = {}
+    for owner, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[f"{owner}.{name}" if owner else name] = buffer
+    return found
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def set_buffer(model: nn.Module, path: str, tensor: Tensor) -> None:
+    """Puts a tensor in the place of the buffer at a dotted path."""
+    owner, _, name = path.rpartition(".")
+    model.get_submodule(owner)._buffers[name] = tensor
+
+
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers by name: all that a copy of the model needs."""
+    return {**dict(model.named_parameters()), **saved_buffers(model)}
+
+
+def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
+    """Why `what` cannot be loaded from a folder or hub name; a missing folder is called one."""
+    if path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
+        return ConfigError(f"{what} cannot be loaded: there is no such folder")
+    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "  # of others the text says little
+    return ConfigError(f"{what} cannot be loaded: {kind}{shorten(str(error), 1000)}")
+
+
+def prepared(model: Any, config: ModelConfig) -> Any:
+    """The model as the roles use it: without dropout, with its activations kept or made again."""
+    disable_dropout(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+class ValueModel(nn.Module):
+    """A transformer body with a scalar head: output i is the value after token i.
+
+    The head starts at zero, so the first values are 0 and not noise, or as the score head of a reward model.
+    """
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.body = body
+        self.config = body.config
+        self.head = nn.Linear(body.config.get_text_config().hidden_size, 1, dtype=body.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @torch.no_grad()
+    def start_from(self, score: nn.Linear) -> None:
+        """Copies a score head (1, H) into the value head: the value after a text's last token is then its score."""
+        self.head.weight.copy_(score.weight)
+        if score.bias is not None:
+            self.head.bias.copy_(score.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T) float32."""
+        hidden = self.body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        return self.head(hidden).squeeze(-1).float()
+
+
+def token_logits(forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
+    """(B, T, V) logits of a causal language model; position t predicts token t + 1."""
+    logits: Tensor = forward(**model_inputs(batch.tokens, batch.lengths), use_cache=False).logits
+    return logits
+
+
+def batch_logprobs(forward: Callable[..., Any], batch: RolloutBatch, temperature: float) -> Tensor:
+    """(B, T) float32 log-probs of the rows' tokens by a causal language model."""
+    return token_logprobs(token_logits(forward, batch), batch.tokens, temperature)
+
+
+def model_inputs(tokens: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask` (B, T) of right-padded rows: by length, whatever the padding holds."""
+    real = real_tokens(lengths, tokens.shape[1])
+    return {"input_ids": torch.where(real, tokens, torch.zeros_like(tokens)), "attention_mask": real.long()}
