@@ -13,8 +13,8 @@ from tandem.platform.config.schema import ClusterConfig
 from tandem.platform.experience.batch import Prompt, Rollout, StopReason
 from tandem.platform.loop.protocols import Sampling, WeightSyncError
 from tandem.workers.cluster.postmortem import WorkerFailed
+from tandem.workers.groups import calls
 from tandem.workers.groups.calls import Home, Ranks, WorkerDied
-from tandem.workers.groups.facades import calls
 from tandem.workers.groups.rollouts import RolloutGroup
 from tandem.workers.sync.transports import Sent
 

@@ -19,7 +19,7 @@ from tandem.platform.rewards.functions import Outcome, RewardError, Sample
 from tandem.platform.system.search_path import without_sources
 from tandem.workers.isolation.reward_pool import RewardPool
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> None:
