@@ -28,8 +28,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
 from tandem.platform.config.schema import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
-from tandem.platform.planning.plan import human_bytes
 from tandem.platform.system.terminal import say
+from tandem.platform.system.text import human_bytes
 from tandem.workers.cluster.runtime import Rank, peak_memory_bytes
 from tandem.workers.models.loading import ValueModel, untrained
 from tandem.workers.roles.actor import ActorSpec, ActorWorker

@@ -17,10 +17,10 @@ import torch
 from tandem.launch.assembly import prepare
 from tandem.launch.assembly.roles import RayRoles
 from tandem.launch.compose.compose import compose
-from tandem.platform.algorithms.registry import resolve
+from tandem.platform.algorithms.registry import algorithm_of
 from tandem.platform.loop.protocols import Roles
-from tandem.platform.planning.plan import human_bytes
 from tandem.platform.system.terminal import say
+from tandem.platform.system.text import human_bytes
 from tandem.workers.cluster.cluster import connected
 
 ENLARGED = [
@@ -57,7 +57,7 @@ def measure(transport: str, replicas: int, overrides: list[str]) -> str:
     own = [f"rollout.replicas={replicas}", f"trainer.weight_transport={transport}", f"data.prompts_per_step={replicas}"]
     given = any(override.startswith("model.path=") for override in overrides)
     config, _ = compose(["algo=grpo", "cluster=local", *([] if given else ENLARGED), *own, *overrides])
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    algorithm = algorithm_of(config)
     path = prepare.model_path(config, lambda step, total: None)
     with connected(config.cluster):
         ray_roles = RayRoles(config, algorithm, path, say)

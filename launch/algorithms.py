@@ -7,10 +7,10 @@ from pathlib import Path
 from textwrap import wrap
 
 from tandem.launch.compose.command import command
-from tandem.platform.algorithms.registry import Algorithm, resolve
+from tandem.platform.algorithms.registry import Algorithm, algorithm_of
 from tandem.platform.config.schema import Config
-from tandem.platform.planning.plan import table
 from tandem.platform.system.terminal import say
+from tandem.platform.system.text import table
 
 USAGE = """usage: python launch/algorithms.py
 
@@ -40,7 +40,7 @@ def _config(file: Path) -> Config:
 
 def _row(config: Config) -> list[str]:
     algo = config.algo
-    algorithm = resolve(algo.name, config.adv_estimator, algo.policy_loss)
+    algorithm = algorithm_of(config)
     clips = any(key.startswith("algo.clip_ratio") for key in algorithm.objective.reads)
     return [
         algo.name,
@@ -53,7 +53,7 @@ def _row(config: Config) -> list[str]:
 
 
 def _details(config: Config) -> str:
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    algorithm = algorithm_of(config)
     parts = [*_beyond(config, algorithm), config.algo.paper]
     return "\n".join(wrap("; ".join(filter(None, parts)), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
 

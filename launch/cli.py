@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 
 from tandem.launch.compose.command import SCRIPTS, Call
 from tandem.platform.system.terminal import say
+from tandem.platform.system.text import nearest
 
 MEANINGS = {
     "train": "train a model with PPO, GRPO or another algorithm",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     files = {command: file for file, command in SCRIPTS.items()}
     if name not in files:
-        near = "train" if "=" in name else next(iter(get_close_matches(name, files, n=1)), None)
+        near = "train" if "=" in name else nearest(name, files)
         hint = f"Did you mean `tandem {near}{f' {name}' if '=' in name else ''}`? " if near else ""
         say(f"{name}: no such command. {hint}`tandem --help` lists all", error=True)
         return 2

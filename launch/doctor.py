@@ -21,8 +21,8 @@ from tandem.launch.compose.command import command
 from tandem.launch.compose.compose import compose
 from tandem.launch.settings import settings_table
 from tandem.platform.config.schema import Config, ConfigError
-from tandem.platform.planning.plan import human_bytes
 from tandem.platform.system.terminal import say
+from tandem.platform.system.text import human_bytes
 from tandem.workers.cluster.cluster import check_answers, usable_cpus
 
 USAGE = """usage: python launch/doctor.py [cluster.address=HOST:PORT] [SETTING=VALUE ...]

@@ -48,7 +48,7 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     from tandem.launch.assembly.roles import role_specs
     from tandem.launch.compose.compose import compose
     from tandem.launch.views.display import PlainDisplay, warm_start
-    from tandem.platform.algorithms.registry import resolve
+    from tandem.platform.algorithms.registry import algorithm_of
     from tandem.platform.loop.protocols import Roles
     from tandem.platform.planning.validate import validate
     from tandem.workers.cluster.runtime import Rank
@@ -68,7 +68,7 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     sets = prepare.evaluations(config, path, tokenizer, display.note)
     if not sets:
         raise ConfigError("there is no held-out data. Set data.eval=FILE")
-    specs, rank = role_specs(config, resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss), path), Rank()
+    specs, rank = role_specs(config, algorithm_of(config), path), Rank()
     worker, rewards = RolloutWorker(specs["rollout"], rank), RewardRank(specs["reward"], rank)
     try:
         worker.start()

@@ -69,7 +69,7 @@ def export(path: str, to: Path, dtype: str | None = None, trust_remote_code: boo
 
     from tandem.launch.storage.checkpoint import CheckpointError
     from tandem.launch.storage.checkpoints import open_newest
-    from tandem.platform.system.terminal import shorten
+    from tandem.platform.system.text import shorten
     from tandem.workers.models.loading import DTYPES, LOAD_ERRORS, saved_tensors
     from tandem.workers.training.state import FIXED, WEIGHTS
 

@@ -11,10 +11,10 @@ from typing import Any
 from tandem.launch.compose.command import command
 from tandem.launch.views.run import Run, changed, read
 from tandem.platform.config.schema import ConfigError
-from tandem.platform.planning.plan import human_bytes
-from tandem.platform.records.recorder import memory_key
+from tandem.platform.experience.metrics import held_out, memory_key
 from tandem.platform.system.files import confined
 from tandem.platform.system.terminal import one_line, say
+from tandem.platform.system.text import human_bytes, table
 
 USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT ...]
 
@@ -110,7 +110,8 @@ def compare(one: Run, other: Run) -> str:
 def _chosen(run: Run) -> dict[str, float | None]:
     """The numbers worth a look."""
     numbers = run.numbers
-    evals = [key for key in numbers if key.startswith("eval/") and not key.endswith(("_low", "_high", "_unscorable"))]
+    hidden = ("_low", "_high", "_unscorable")
+    evals = [key for key, found in held_out(numbers).items() if not found.measure.endswith(hidden)]
     memory = [key for key in numbers if (memory_key(key) or ("", ""))[1] == "peak"]
     return {key: numbers[key] for key in ("step", *NUMBERS, *evals, *memory) if key in numbers}
 
@@ -136,10 +137,8 @@ def _difference(one: float | None, other: float | None) -> str:
 
 
 def _table(texts: Sequence[Sequence[str]]) -> str:
-    rows = [[one_line(text) for text in row] for row in texts]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    """What files of runs hold is shown as one line a cell."""
+    return table([[one_line(text) for text in row] for row in texts], indent="")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from tandem.launch.compose.command import command
 from tandem.platform.config.schema import Config, settings
+from tandem.platform.config.setting import BOUNDS
 from tandem.platform.system.terminal import say
 
-BOUNDS = (("at_least", "at least"), ("above", "above"), ("at_most", "at most"))
 USAGE = """usage: python launch/settings.py [WORD ...]
 
 Prints every setting with its default, its choices or bounds, and its meaning; with words, those that have all of them."""
@@ -39,7 +39,7 @@ def settings_table(words: Sequence[str] = ()) -> str:
         if all(word.lower() in f"{key} {meta.get('help', '')}".lower() for word in words)
     ]
     for key, value, meta in found:
-        bounds = [f"{words} {meta[name]:g}" for name, words in BOUNDS if meta.get(name) is not None]
+        bounds = [f"{words} {meta[name]:g}" for name, _, words in BOUNDS if meta.get(name) is not None]
         choices = " | ".join(meta["choices"]) if meta.get("choices") else ""
         allowed = f" [{choices or ', '.join(bounds)}]" if choices or bounds else ""
         default = "null" if value is None else str(value).lower() if isinstance(value, bool) else value

@@ -10,10 +10,11 @@ from typing import Any
 from tandem.launch.assembly.prepare import model_path
 from tandem.launch.compose.compose import compose, explain, flat
 from tandem.launch.compose.overrides import LONGEST_SHOWN, refuse_deep
-from tandem.platform.algorithms.registry import ESTIMATORS, Algorithm, resolve
+from tandem.platform.algorithms.registry import ESTIMATORS, Algorithm, algorithm_of
 from tandem.platform.config.schema import Config, ConfigError
-from tandem.platform.planning.validate import did_you_mean, validate
+from tandem.platform.planning.validate import validate
 from tandem.platform.system.terminal import say
+from tandem.platform.system.text import did_you_mean
 
 CONFIG = "benchmark/critic_vs_group"
 NOT_COMPARED = ("run.name", "run.dir")
@@ -195,7 +196,7 @@ def _shared(plan: Plan, given: Sequence[str]) -> dict[str, Any]:
 
 
 def _algorithm(config: Config) -> Algorithm:
-    return resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    return algorithm_of(config)
 
 
 def _unread(config: Config) -> frozenset[str]:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
 CONFIDENCE = 0.95
 FEWEST = 5  # seeds below which nothing is called shown: with four, equal arms give four signs alike once in eight times
@@ -70,9 +70,9 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interva
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"{len(ours)} seeds against {len(theirs)}: paired seeds are as many on both sides, and some")
     differences = [one - other for one, other in zip(ours, theirs, strict=True)]
-    resampled = _resamples(torch.tensor(differences, dtype=torch.float64)).mean(dim=1).sort().values.tolist()
     tail = expanded_tail(len(differences))
-    return Interval(mean(differences), quantile(resampled, tail), quantile(resampled, 1 - tail), len(differences))
+    low, high = np.quantile(_resamples(np.asarray(differences)).mean(axis=1), [tail, 1 - tail])
+    return Interval(mean(differences), float(low), float(high), len(differences))
 
 
 @cache
@@ -83,35 +83,8 @@ def expanded_tail(seeds: int) -> float:
     """
     if seeds < 2:
         return 0.0
-    t = student_quantile(1 - (1 - CONFIDENCE) / 2, seeds - 1)
-    return NormalDist().cdf(-math.sqrt(seeds / (seeds - 1)) * t)
-
-
-def student_quantile(share: float, freedom: int) -> float:
-    """The value that Student's t with so many degrees of freedom stays below with chance `share`, 0.5 or more.
-
-    With t = sqrt(freedom) tan(angle), the chance of |t| or less is the integral of cos^(freedom - 1) up to the angle, over
-    the whole one.
-    """
-
-    def integral(angle: float, parts: int = 2000) -> float:  # Simpson's rule
-        weights = (1 if place in (0, parts) else 4 if place % 2 else 2 for place in range(parts + 1))
-        heights = (math.cos(angle * place / parts) ** (freedom - 1) for place in range(parts + 1))
-        return sum(weight * height for weight, height in zip(weights, heights, strict=True)) * angle / parts / 3
-
-    low, high, wanted = 0.0, math.pi / 2, (2 * share - 1) * integral(math.pi / 2)
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if integral(middle) < wanted else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def quantile(ranked: Sequence[float], share: float) -> float:
-    """The value below which `share` of the ranked values lie, between two of them linearly."""
-    place = share * (len(ranked) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ranked) - 1)
-    return ranked[below] + (place - below) * (ranked[above] - ranked[below])
+    t = stats.t.ppf(1 - (1 - CONFIDENCE) / 2, seeds - 1)
+    return float(stats.norm.cdf(-math.sqrt(seeds / (seeds - 1)) * t))
 
 
 def value_at(curve: Sequence[tuple[float, float]], budget: float) -> float:
@@ -129,10 +102,10 @@ def value_at(curve: Sequence[tuple[float, float]], budget: float) -> float:
     return curve[-1][1]
 
 
-def _resamples(values: Tensor) -> Tensor:
+def _resamples(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(resamples, seeds): all there are, or many."""
     count = len(values)
     if count <= MOST_ENUMERATED:
-        return torch.cartesian_prod(*[values] * count).reshape(-1, count)
-    draw = torch.Generator().manual_seed(count)
-    return values[torch.randint(count, (RESAMPLES, count), generator=draw)]
+        return values[np.array(list(itertools.product(range(count), repeat=count)))]
+    draw = np.random.default_rng(count)
+    return values[draw.integers(count, size=(RESAMPLES, count))]

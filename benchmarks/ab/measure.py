@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import Any
 
 from tandem.benchmarks.ab.comparison import value_at
+from tandem.platform.experience.metrics import held_out, memory_key
 from tandem.platform.planning.costs import ModelShape, StepSize, share_of_peak, step_flops
-from tandem.platform.records.recorder import memory_key
 
 AXES = {
     "completions": "completions sampled",
@@ -90,13 +90,13 @@ def columns(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]],
     steps = {key: [record.get(key) for record in trained] for key in KEPT if any(key in record for record in trained)}
     evals: dict[str, list[Any]] = {}
     for record in records:
-        for key, value in record.items():
-            if key.startswith("eval/") and key.endswith(("/greedy", "/mean")) and value is not None:
-                evals.setdefault(key, []).append((record["step"], value))
+        for key, found in held_out(record).items():
+            if found.measure in ("greedy", "mean") and record[key] is not None:
+                evals.setdefault(key, []).append((record["step"], record[key]))
     memory: dict[str, Any] = {}
     for key, value in (trained[-1] if trained else {}).items():
-        if found := memory_key(key):
-            memory.setdefault(found[0], {})[found[1]] = value
+        if of_role := memory_key(key):
+            memory.setdefault(of_role[0], {})[of_role[1]] = value
     return steps, evals, memory
 
 

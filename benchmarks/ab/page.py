@@ -28,10 +28,10 @@ from tandem.launch.views.charts import bars, intervals, lines
 from tandem.launch.views.markup import Markup, element, together
 from tandem.launch.views.page import page, table
 from tandem.platform.config.schema import ConfigError
-from tandem.platform.planning.plan import human_bytes
 from tandem.platform.system.files import write_text
 from tandem.platform.system.redact import redacted_values
 from tandem.platform.system.terminal import one_line, shown
+from tandem.platform.system.text import human_bytes
 
 MIB = 2**20
 COMMAND = "python benchmarks/critic_vs_group.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.platform.planning.plan import human_bytes
+from tandem.platform.system.text import human_bytes
 
 NAMES = ("algo.name", "algo.paper")  # of a record, which change nothing by themselves
 HELD = ("weights", "gradients", "optimizer", "activations")

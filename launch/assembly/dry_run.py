@@ -13,11 +13,11 @@ from tandem.launch.assembly import prepare
 from tandem.launch.assembly.memory_plan import MemoryPlan, settle
 from tandem.launch.assembly.roles import placement_here, wants_gpu
 from tandem.launch.assembly.versions import versions
-from tandem.platform.algorithms.registry import resolve
+from tandem.platform.algorithms.registry import algorithm_of
 from tandem.platform.config.schema import Config
-from tandem.platform.planning.plan import render, table
+from tandem.platform.planning.plan import render
 from tandem.platform.rewards.functions import verifier_of
-from tandem.platform.system.terminal import shorten
+from tandem.platform.system.text import shorten, table
 from tandem.workers.models.tiny import describe_tiny
 
 
@@ -33,7 +33,7 @@ def dry_run(config: Config, note: Callable[[str], None]) -> str:
     Raises:
         ConfigError, DataError: the run could not start, and why.
     """
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    algorithm = algorithm_of(config)
     prepare.check_engine(config)
     with TemporaryDirectory() as folder:
         path = config.model.path

@@ -14,10 +14,11 @@ import torch
 
 from tandem.launch.assembly.roles import placement_here, role_specs, takes_turns, wants_gpu
 from tandem.launch.storage.checkpoint import Checkpoint
-from tandem.platform.algorithms.registry import Algorithm, resolve
+from tandem.platform.algorithms.registry import Algorithm, algorithm_of
 from tandem.platform.config.schema import Config
 from tandem.platform.planning.memory import Group, Room, needed, rows_of, settled_tokens, smaller_microbatch
-from tandem.platform.planning.plan import RolePlan, human_bytes, role_plans, role_ranks
+from tandem.platform.planning.plan import RolePlan, role_plans, role_ranks
+from tandem.platform.system.text import human_bytes
 from tandem.workers.models.footprint import available_bytes
 from tandem.workers.models.loading import DTYPES, LOAD_ERRORS, ValueModel, prepared, skeleton, untrained
 from tandem.workers.roles.rehearsal import Unknown, sampling_bytes, working_bytes
@@ -85,7 +86,7 @@ class MemoryPlan:
 
     def __init__(self, config: Config, room: Room | None = None) -> None:
         self.config, self.problems = config, dict[str, str]()
-        self.algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+        self.algorithm = algorithm_of(config)
         self.on_gpu = wants_gpu(config, torch.cuda.is_available())
         self.room = room or room_of(config, self.on_gpu)
         self._process = GPU_PROCESS if self.on_gpu else min(int(psutil.Process().memory_info().rss), LARGEST_START)

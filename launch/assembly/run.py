@@ -28,9 +28,10 @@ from tandem.launch.trackers.sinks import Sinks
 from tandem.launch.views.display import Display, make_display, warm_start
 from tandem.launch.views.page import write_report
 from tandem.launch.views.panels import still_keys
-from tandem.platform.algorithms.registry import Algorithm, resolve
+from tandem.platform.algorithms.registry import Algorithm, algorithm_of
 from tandem.platform.config.schema import Config
 from tandem.platform.experience.masked import masked_mean
+from tandem.platform.experience.metrics import HeldOut
 from tandem.platform.loop.alarms import alarms
 from tandem.platform.loop.driver import Driver, StepResult
 from tandem.platform.loop.evaluate import Evaluation
@@ -172,7 +173,7 @@ def _more_memory(config: Config, memory: MemoryPlan, error: Exception) -> str:
 def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Checkpoint | None, signals: Signals) -> None:
     """The whole training: model and data, roles up, loop from the checkpoint found or from its beginning, roles down."""
     display = outputs.display
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    algorithm = algorithm_of(config)
     if found:
         check_critic(found, algorithm.needs_critic)
     prepare.check_engine(config)
@@ -231,7 +232,7 @@ def _loop(driver: Driver, keeper: Keeper) -> None:
 
 def _score_of(evaluations: Sequence[Evaluation]) -> str | None:
     """The metric by which a checkpoint is one of the best."""
-    return f"eval/{evaluations[0].name}/greedy" if evaluations else None
+    return HeldOut(evaluations[0].name, "greedy").key if evaluations else None
 
 
 def _rescue(saver: Saver, keeper: Keeper, ended: Terminated) -> None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,6 +14,7 @@ from tandem.launch.compose.other_names import ours
 from tandem.launch.compose.overrides import Typed, parse
 from tandem.platform.config.schema import Config, ConfigError, settings
 from tandem.platform.system.redact import redacted_values
+from tandem.platform.system.text import did_you_mean
 
 CONF = "pkg://tandem.conf"
 OWN_CODE = (("", "adv_estimator"), ("algo", "policy_loss"), ("reward", "function"), ("eval", "function"))
@@ -191,8 +191,7 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 def _alike(word: str, known: Sequence[str]) -> str:
     leaf = word.rpartition(".")[2]
     same_name = [key for key in known if key.rpartition(".")[2] == leaf]
-    found = (same_name or get_close_matches(word, known, n=1, cutoff=0.5))[:1]
-    return f". Did you mean {found[0]}?" if found else ""
+    return f". Did you mean {same_name[0]}?" if same_name else did_you_mean(word, known, cutoff=0.5)
 
 
 def setting_keys(cls: type = Config, prefix: str = "") -> dict[str, bool]:

@@ -16,7 +16,7 @@ from tandem.platform.system.terminal import say
 
 
 class Tracker(Protocol):
-    """Something that shows runs. Made from the facts of the run, see `sinks.facts_of`."""
+    """Something that shows runs. Made from the facts of the run, see `facts.for_trackers`."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """The record of a step."""

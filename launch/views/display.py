@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from tandem.platform.config.schema import TrackingConfig
-from tandem.platform.experience.metrics import Metrics
-from tandem.platform.loop.evaluate import DETAILS
+from tandem.platform.experience.metrics import Metrics, held_out
 from tandem.platform.system.terminal import one_line, say, shown
 
 WORDS = {
@@ -119,10 +118,7 @@ def headline(metrics: Metrics, hidden: Container[str] = ()) -> list[tuple[str, s
     shown = [(label, form.format(metrics[key])) for label, key, form in wanted if key in metrics and key not in hidden]
     if metrics.get("reward/unscorable"):
         shown.append(("unscorable", f"{metrics['reward/unscorable']:.0f} of {metrics['samples/sampled']:.0f}"))
-    evals = [
-        (name, f"{value:.3f}") for name, value in metrics.items() if name.startswith("eval/") and not name.endswith(DETAILS)
-    ]
-    return shown + evals
+    return shown + [(key, f"{metrics[key]:.3f}") for key, found in held_out(metrics).items() if not found.is_detail]
 
 
 class SilentDisplay:
@@ -229,7 +225,7 @@ class PlainDisplay(SilentDisplay):
     def step(self, step: int, metrics: Metrics) -> None:
         """A line, if this step is due one."""
         self._is_first = self._is_first and "reward/mean" not in metrics
-        evaluated = any(name.startswith("eval/") for name in metrics)
+        evaluated = bool(held_out(metrics))
         if step <= 1 or step == self._steps or step % self._every == 0 or evaluated:
             values = "  ".join(f"{label} {value}" for label, value in headline(metrics, self._hidden))
             if values:
@@ -299,12 +295,10 @@ class RichDisplay(SilentDisplay):
     def step(self, step: int, metrics: Metrics) -> None:
         """Moves the bar; the table is renewed at most four times a second."""
         self._bar.update(self._task, completed=step, count=f"{step}/{self._steps}")
-        evaluated = any(name.startswith("eval/") for name in metrics)
+        evaluated = held_out(metrics)
         if evaluated:
-            values = [(name, f"{value:.3f}") for name, value in metrics.items() if name.startswith("eval/")]
-            self.note(
-                f"step {step}: " + ", ".join(f"{name} {value}" for name, value in values if not name.endswith(DETAILS))
-            )
+            values = (f"{key} {metrics[key]:.3f}" for key, found in evaluated.items() if not found.is_detail)
+            self.note(f"step {step}: {', '.join(values)}")
         if evaluated or time.monotonic() - self._shown_at > 0.25:
             self._shown_at = time.monotonic()
             self._live.update(self._page(metrics))

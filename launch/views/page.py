@@ -13,10 +13,11 @@ from tandem.launch.views.panels import Panel, panels
 from tandem.launch.views.run import Run, changed, read
 from tandem.launch.views.style import STYLE
 from tandem.platform.config.schema import ConfigError
+from tandem.platform.experience.metrics import held_out, memory_key
 from tandem.platform.loop.spans import PHASES
-from tandem.platform.planning.plan import human_bytes
-from tandem.platform.records.recorder import Record, SampleRow, memory_key, read_metrics, read_samples, read_summary
+from tandem.platform.records.recorder import Record, SampleRow, read_metrics, read_samples, read_summary
 from tandem.platform.system.files import write_text
+from tandem.platform.system.text import human_bytes
 
 GIB = 2**30
 SAMPLES = 60  # shown, the newest
@@ -101,9 +102,13 @@ def _header(run: Run) -> Markup:
 
 def _tiles(run: Run, steps: Sequence[Record], trained: Sequence[Record], total_s: float | None) -> Markup:
     """What came of the run, in a few numbers: each of the last with the first."""
-    measured = dict.fromkeys(key for step in steps for key in step if key.startswith("eval/") and key.endswith("/greedy"))
+    measured = {key: found for key, found in held_out(_keys(steps)).items() if found.measure == "greedy"}
     what = "held-out reward" if run.verifier is None else "held-out accuracy"
-    found = [(_number(last), f"{what}, {_set(key)}", first) for key in measured for first, last in [_ends(steps, key)]]
+    found = [
+        (_number(last), f"{what}, {one.name}", first)
+        for key, one in measured.items()
+        for first, last in [_ends(steps, key)]
+    ]
     first, last = _ends(trained, "reward/mean")
     found.append((_number(last), "mean reward of the last step", first))
     shown = [
@@ -152,12 +157,12 @@ def _about(run: Run) -> Markup:
     rewards = [key.partition(".functions.")[2] for key in own if key.startswith("reward.functions.")]
     rewards += [str(own[key]) for key in ("reward.function", "reward.model") if own.get(key)]
     different = {key: value for key, value in changed(run).items() if key not in UNTOLD}
-    held_out = [own.get("data.eval"), *(value for key, value in own.items() if key.startswith("data.eval_sets."))]
+    files = [own.get("data.eval"), *(value for key, value in own.items() if key.startswith("data.eval_sets."))]
     facts = {
         "Model": own.get("model.path")
         or f"embedded model, {own.get('model.tiny.layers', '-')} layers of width {own.get('model.tiny.hidden_size', '-')}",
         "Training data": own.get("data.train") or task,
-        "Held-out data": ", ".join(str(one) for one in held_out if one) or (task if not own.get("data.train") else "none"),
+        "Held-out data": ", ".join(str(one) for one in files if one) or (task if not own.get("data.train") else "none"),
         "Reward": ", ".join(rewards) or "-",
         "Verifier": run.verifier or ("none" if run.verifier is None else "-"),
     }
@@ -174,7 +179,7 @@ def _about(run: Run) -> Markup:
 
 def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]:
     """Every chart that the records have something for, and why others are missing."""
-    if not trained and not any(key.startswith("eval/") for step in steps for key in step):
+    if not trained and not held_out(_keys(steps)):
         return [element("p", "No step has ended.")]
     chosen = panels(run.settings)
     phases = {
@@ -183,7 +188,7 @@ def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> l
         if any(f"time/{phase}_s" in step for step in trained)
     }
     first, *others = [_lines(one, trained) for one in chosen.shown]
-    held_out = [_lines(one, steps) for one in _held_out(steps, run.verifier)]
+    accuracy = [_lines(one, steps) for one in _held_out(steps, run.verifier)]
     time, memory = (
         areas("Time per phase", phases, "s", STEP, CHART),
         bars("Memory per role", _memory(trained), "GiB", shape=CHART),
@@ -192,7 +197,7 @@ def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> l
         _figure("Time per phase", ["time/<phase>_s"], "seconds", time),
         _figure("Memory per role at the end", ["memory/<role>/<kind>_bytes"], "GiB", memory),
     ]
-    drawn = [one for one in (first, *held_out, *others, *costs) if one]
+    drawn = [one for one in (first, *accuracy, *others, *costs) if one]
     missing = [element("p", f"Not shown: {why}.", class_="facts") for why in chosen.reasons]
     return [element("div", *drawn, class_="charts"), *missing]
 
@@ -216,22 +221,17 @@ def _figure(title: str, keys: Sequence[str], unit: str, drawn: Markup) -> Markup
 
 def _held_out(steps: Sequence[Record], verifier: str | None) -> list[Panel]:
     """The panels of held-out sets: what the verifier says, and the training reward where that is something else."""
-    keys = list(dict.fromkeys(key for step in steps for key in step if key.startswith("eval/")))
-    measured = {_curve(key): key for key in keys if key.endswith(("/greedy", "/mean"))}
-    rewards = {_curve(key): key for key in keys if key.endswith("/reward")}
+    curves = {f"{one.name} {one.measure}": one for one in held_out(_keys(steps)).values()}
+    measured = {curve: one.key for curve, one in curves.items() if one.measure in ("greedy", "mean")}
+    rewards = {curve: one.key for curve, one in curves.items() if one.measure == "reward"}
     title = "Held-out reward (no verifier)" if verifier is None else "Held-out accuracy"
     found = [Panel(f"{title} ({verifier})" if verifier else title, measured)]
     return [*found, *([Panel("Held-out reward", rewards)] if rewards else [])]
 
 
-def _set(key: str) -> str:
-    """The held-out set of a metric `eval/<set>/<measure>`."""
-    return key.removeprefix("eval/").rpartition("/")[0]
-
-
-def _curve(key: str) -> str:
-    """Its set and measure in words."""
-    return f"{_set(key)} {key.rpartition('/')[2]}"
+def _keys(steps: Sequence[Record]) -> dict[str, None]:
+    """All metrics of the records, each once, in the order in which they come up."""
+    return dict.fromkeys(key for step in steps for key in step)
 
 
 def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:

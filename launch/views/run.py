@@ -10,7 +10,8 @@ from typing import Any
 
 from tandem.launch.compose.settings_file import read_settings
 from tandem.platform.config.schema import ConfigError
-from tandem.platform.records.recorder import Record, memory_key, read_metrics, read_summary
+from tandem.platform.experience.metrics import held_out, memory_key
+from tandem.platform.records.recorder import Record, read_metrics, read_summary
 from tandem.platform.system.readers import read_object
 
 
@@ -58,8 +59,8 @@ def read(folder: Path) -> Run:
     about, summary, lines = _about(folder), read_summary(folder), read_metrics(folder)
     trained = [line for line in lines if "reward/mean" in line]
     last: Record = trained[-1] if trained else {}
-    evals = [line for line in lines if any(key.startswith("eval/") for key in line)]
-    measured = {key: value for key, value in (evals[-1] if evals else {}).items() if key.startswith("eval/")}
+    evaluated = next((line for line in reversed(lines) if held_out(line)), {})
+    measured = held_out(evaluated)
     peaks = [value for key, value in last.items() if value is not None and (memory_key(key) or ("", ""))[1] == "peak"]
     return Run(
         name=folder.name,
@@ -69,7 +70,7 @@ def read(folder: Path) -> Run:
         step=int(last.get("step") or 0),
         reward=last.get("reward/mean"),
         verifier=about.verifier,
-        accuracy=next((value for key, value in measured.items() if key.endswith("/greedy")), None)
+        accuracy=next((evaluated[key] for key, found in measured.items() if found.measure == "greedy"), None)
         if about.verifier is not None
         else None,
         # Roles of one process all have its peak.
@@ -77,7 +78,7 @@ def read(folder: Path) -> Run:
         who=about.user,
         when=about.started_at,
         tags=",".join(about.tags),
-        numbers={**last, **measured},
+        numbers={**last, **{key: evaluated[key] for key in measured}},
         settings=settings,
     )
 

@@ -3,8 +3,7 @@
 An algorithm is a record: which estimator gives its advantages and which objective its policy follows. Numbers live in
 `conf/algo/*.yaml`. Nothing else mentions it: the loop asks the record what it needs. Parts of your own are given as
 `adv_estimator=path.py:name` and `algo.policy_loss=path.py:name`. To add one here, write it as a pure function in
-`advantages.py` or `losses.py`, and add a line to a dict below, its name to the choices in `config.py` or `config_algo.py`,
-and a YAML file with its numbers.
+`advantages.py` or `losses.py`, and add a line to a dict below and a YAML file with its numbers.
 `ALGORITHMS.md` has the formulas.
 """
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from tandem.platform.algorithms import advantages as estimate
 from tandem.platform.algorithms import losses
 from tandem.platform.config.algo import AlgoConfig
-from tandem.platform.config.schema import ConfigError
+from tandem.platform.config.schema import Config, ConfigError
 from tandem.platform.experience.batch import Credit, RolloutBatch, Values
 from tandem.platform.system.user_code import load_attribute
 
@@ -191,7 +190,15 @@ POLICY_LOSSES: dict[str, Objective] = {
 """By the name used in `algo.policy_loss`."""
 
 
-@lru_cache(maxsize=16)
+def algorithm_of(config: Config) -> Algorithm:
+    """The algorithm that the settings ask for.
+
+    Raises:
+        ConfigError: one of its parts is neither built in nor found as `path.py:name`.
+    """
+    return resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+
+
 def resolve(name: str, adv_estimator: str, policy_loss: str) -> Algorithm:
     """The record of an algorithm called `name`, from the parts chosen in the configuration.
 

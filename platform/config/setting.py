@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import field
 from typing import Any
+
+BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
+"""Kinds of bounds, each with what must hold between a value and it, and in words."""
 
 
 def setting(

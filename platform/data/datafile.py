@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -17,6 +16,7 @@ from uuid import UUID
 
 from tandem.platform.system.files import FileError, open_regular, read_lines
 from tandem.platform.system.readers import MAX_DEPTH, Unusable, decoded, kind_of, parse_json
+from tandem.platform.system.text import nearest
 
 LARGEST_WHOLE = 2**53  # up to here floats have every whole number
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls a column for an index without a name
@@ -68,8 +68,8 @@ def _neighbour(path: Path) -> str:
     if not path.parent.is_dir():
         return f"; there is no folder {path.parent} either"
     names = [item.name for item in path.parent.iterdir() if item.suffix in READERS]
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
+    close = nearest(path.name, names)
+    return f"; did you mean {path.parent / close}?" if close else ""
 
 
 # Reading

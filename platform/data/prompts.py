@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tandem.platform.data.rows import DataError, Row
-from tandem.platform.system.terminal import shorten
+from tandem.platform.system.text import shorten
 
 TELLING = 4  # last tokens of a text by which its end is found
 ASSISTANT = "assistant"  # the role that the policy plays in a chat

@@ -100,10 +100,6 @@ class DataOrder:
         if self.size < 1 or self.prompts_per_step < 1:
             raise DataError(f"cannot draw {self.prompts_per_step} prompts per step from {self.size} rows")
 
-    def rows_of_step(self, step: int) -> list[int]:
-        """Row numbers of step 0, 1, 2, ..., in order."""
-        return [self.row_of_group(position) for position in self.group_ids_of_step(step)]
-
     def group_ids_of_step(self, step: int) -> list[int]:
         """The group of each row of a step: its position in the endless stream, so no two groups of a run share one."""
         start = step * self.prompts_per_step

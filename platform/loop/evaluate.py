@@ -13,14 +13,13 @@ from math import comb
 import torch
 
 from tandem.platform.experience.batch import Prompt, Rollout, Score
-from tandem.platform.experience.metrics import Metrics
+from tandem.platform.experience.metrics import HeldOut, Metrics
 from tandem.platform.loop.protocols import Roles, Sampling
 from tandem.platform.loop.seeds import mix
 from tandem.platform.rewards.functions import RewardError, answer_of
 
 EVAL_STREAM = 2  # part of the seed, so that evaluating never changes what training samples
 RESAMPLES, CONFIDENCE = 1000, 0.95
-DETAILS = ("_low", "_high", "_length_mean", "_truncated_frac", "_unscorable")
 """Endings of what stands beside a number."""
 
 
@@ -59,7 +58,7 @@ class Evaluation:
             scores = roles.rewards.verify(rollouts)
             metrics |= self._measure(key, rollouts, scores, sampling.samples)
             if key == "greedy" and self.with_reward:
-                metrics[f"eval/{self.name}/reward"] = sum(score.reward or 0.0 for score in scores) / len(scores)
+                metrics[HeldOut(self.name, "reward").key] = sum(score.reward or 0.0 for score in scores) / len(scores)
         return metrics
 
     def _samplings(self, seed: int, step: int) -> dict[str, Sampling]:
@@ -92,7 +91,7 @@ class Evaluation:
             f"{key}_truncated_frac": sum(rollout.stop.is_truncated for rollout in rollouts) / len(rollouts),
             f"{key}_unscorable": float(sum(value is None for value in found)),
         }
-        return {f"eval/{self.name}/{name}": value for name, value in metrics.items()}
+        return {HeldOut(self.name, name).key: value for name, value in metrics.items()}
 
     def _value(self, score: Score) -> float | None:
         if self.verifier is None:

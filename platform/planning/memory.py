@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.platform.config.schema import MOST_MICROBATCH_TOKENS, Config, ConfigError
-from tandem.platform.planning.plan import RolePlan, human_bytes
+from tandem.platform.planning.plan import RolePlan
+from tandem.platform.system.text import human_bytes
 
 SHARE = 0.85
 """Of the memory there is, what a plan may use: allocators leave gaps, and the system wants some."""

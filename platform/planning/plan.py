@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tandem.platform.algorithms.registry import Algorithm
 from tandem.platform.config.schema import Config
+from tandem.platform.system.text import human_bytes, table
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -120,23 +121,6 @@ def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]
         rows.append(("training steps", steps, "steps"))
         rows.append(("optimizer steps in all", steps * updates, "per trained role"))
     return [(what, f"{number:,}", unit) for what, number, unit in rows]
-
-
-def human_bytes(count: float) -> str:
-    """12345678 as '11.8 MiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
-    """Rows as text in aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 def _role_row(plan: RolePlan) -> list[str]:

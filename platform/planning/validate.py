@@ -6,23 +6,22 @@ Every message says what is wrong, both values with their units, and what to set.
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
 
-from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, Algorithm, Estimator, Objective, resolve
+from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, Algorithm, Estimator, Objective, algorithm_of
 from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.config.setting import BOUNDS
 from tandem.platform.loop.metrics import TOTALS
 from tandem.platform.loop.schedules import schedule_problems
 from tandem.platform.planning.validate_algo import algo_problems, algo_warnings
 from tandem.platform.rewards.functions import REWARDS
+from tandem.platform.system.text import did_you_mean
 
 SINKS = ("tensorboard", "wandb", "mlflow")
 LONGEST_NAME = 200  # bytes of run.name; file systems take 255, and drafts of files have longer names
 OF_VLLM = tuple(f"rollout.{name}" for name in ("gpu_memory_share", "kv_cache_gb", "max_model_tokens", "prefix_caching"))
 OF_RAY = ("trainer.weight_transport", "cluster.max_restarts", "cluster.num_cpus", "cluster.call_timeout_s")
-BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
 
 
 def validate(config: Config, given: Collection[str] = ()) -> list[str]:
@@ -36,7 +35,7 @@ def validate(config: Config, given: Collection[str] = ()) -> list[str]:
     """
     if problems := list(_values(config)):
         raise ConfigError("\n".join(problems))
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    algorithm = algorithm_of(config)
     if problems := [problem for check in _RELATIONS for problem in check(config, algorithm, given)]:
         raise ConfigError("\n".join(problems))
     return list(_warnings(config, given))
@@ -146,10 +145,7 @@ def _checkpoints(config: Config, algorithm: Algorithm, given: Collection[str]) -
 def _tracking(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     for name in config.tracking.sinks:
         if name not in SINKS:
-            near = get_close_matches(name, SINKS, 1)
-            yield f"tracking.sinks: {name} is not one of {', '.join(SINKS)}" + (
-                f". Did you mean {near[0]}?" if near else ""
-            )
+            yield f"tracking.sinks: {name} is not one of {', '.join(SINKS)}{did_you_mean(name, SINKS)}"
     if len(set(config.tracking.sinks)) < len(config.tracking.sinks):
         yield f"tracking.sinks={config.tracking.sinks}: each can be named once"
 
@@ -259,12 +255,6 @@ def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     tasks = [key for key in given if key.startswith("task.")]
     if config.data.train is not None and tasks:
         yield f"{', '.join(sorted(tasks))}: not read, since data.train={config.data.train} is set"
-
-
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """'. Did you mean x?' for the nearest known word, or nothing."""
-    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f". Did you mean {close[0]}?" if close else ""
 
 
 _RELATIONS = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tandem.platform.experience.metrics import held_out, memory_key
 from tandem.platform.system.files import FileError, open_regular, own_folder, refuse_links, write_json, write_text
 from tandem.platform.system.readers import LARGEST_BITS, MAX_DEPTH, kind_of, read_object, read_objects
 from tandem.platform.system.redact import redacted, redacted_values
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # records can be closed without torch
 Record = dict[str, float | None]
 """A line of `metrics.jsonl`."""
 SAMPLE_FILE = re.compile(r"step-(\d{1,18})\.jsonl", re.ASCII)
-MEMORY_KEY = re.compile(r"memory/([^/]+)/([^/]+)_bytes")
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,6 @@ def read_samples(folder: Path) -> list[tuple[int, SampleRow]]:
     steps = {path: int(found[1]) for path, found in named.items() if found}
     newest = sorted(steps, key=lambda path: steps[path], reverse=True)
     return [(steps[path], row) for path in newest for _, row in read_objects(path, SampleRow, below=folder)]
-
-
-def memory_key(key: str) -> tuple[str, str] | None:
-    """Role and kind of a metric `memory/<role>/<kind>_bytes`; None for others."""
-    found = MEMORY_KEY.fullmatch(key)
-    return (found[1], found[2]) if found else None
 
 
 def plain(metrics: Mapping[str, float]) -> Record:
@@ -280,7 +274,7 @@ class Recorder:
             role, kind = memory_key(name) or ("", "")
             if kind == "peak" and math.isfinite(value):
                 self._peak[role] = max(self._peak.get(role, 0), int(value))
-        measured = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+        measured = {name: metrics[name] for name in held_out(metrics)}
         if measured:
             self._evals.append({"step": metrics["step"], **measured})
 

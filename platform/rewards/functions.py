@@ -9,7 +9,6 @@ tenth of a second.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import operator
@@ -20,7 +19,7 @@ from typing import Any
 
 from tandem.platform.config.schema import RewardConfig
 from tandem.platform.rewards import grading
-from tandem.platform.system.terminal import shorten
+from tandem.platform.system.text import nearest, shorten
 from tandem.platform.system.user_code import load_attribute
 
 
@@ -197,8 +196,8 @@ def resolve(spec: str) -> tuple[str, RewardFunction]:
         return spec, REWARDS[spec]
     if ":" in spec:
         return spec.rpartition(":")[2], load_function(spec)
-    near = difflib.get_close_matches(spec, REWARDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"built in: {', '.join(REWARDS)}; your own: path.py:name"
+    near = nearest(spec, REWARDS)
+    hint = f"did you mean {near}?" if near else f"built in: {', '.join(REWARDS)}; your own: path.py:name"
     raise RewardError(f"no reward function is called {spec!r}; {hint}")
 
 

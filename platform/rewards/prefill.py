@@ -9,7 +9,7 @@ from typing import Any
 from tandem.platform.data.prompts import ASSISTANT
 from tandem.platform.data.rows import DataError, Row
 from tandem.platform.rewards import grading
-from tandem.platform.system.terminal import shorten
+from tandem.platform.system.text import shorten
 
 # What may stand behind an answer that ends a text: closing signs, closing tags, end tokens. Signs after which more is to
 # come, such as a colon, are not among them.

@@ -37,9 +37,3 @@ def say(value: object, *, error: bool = False, end: str = "\n") -> None:
 
 def _code(point: int) -> str:
     return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
-
-
-def shorten(text: str, limit: int = 80) -> str:
-    """The text, cut in the middle to at most `limit` characters."""
-    half = (limit - 3) // 2
-    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tandem.platform.system.search_path import put_first
-from tandem.platform.system.terminal import shorten
+from tandem.platform.system.text import shorten
 
 
 def load_attribute(spec: str, what: str, error: type[Exception]) -> Any:

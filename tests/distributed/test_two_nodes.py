@@ -82,7 +82,7 @@ def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
 
     from tandem.launch.assembly.roles import request_of
     from tandem.launch.compose.compose import compose
-    from tandem.platform.algorithms.registry import resolve
+    from tandem.platform.algorithms.registry import algorithm_of
     from tandem.workers.cluster.placement import reserve
 
     ray.init(address=two_nodes.address, log_to_driver=False)
@@ -90,7 +90,7 @@ def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
     for algo in ("ppo", "grpo"):
         for placement in ("split", "colocated"):
             config, _ = compose([f"algo={algo}", f"placement={placement}", "placement.cpus_per_bundle=0.25"])
-            algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+            algorithm = algorithm_of(config)
             planned, group = reserve(request_of(config, algorithm, gpu=True), "own", 10.0, print)
             free[algo, placement] = available_gpus(4 - sum(bundle.get("GPU", 0) for bundle in planned.bundles))
             shares[algo, placement] = planned.of("actor")[0].gpus

@@ -14,7 +14,7 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
 
     from tandem.launch.assembly.roles import RayRoles
     from tandem.launch.compose.compose import compose
-    from tandem.platform.algorithms.registry import resolve
+    from tandem.platform.algorithms.registry import algorithm_of
     from tandem.workers.cluster.cluster import connected
 
     expected = {
@@ -27,7 +27,7 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
         for (algo, placement), (names, bundles) in expected.items():
             kl = ["algo.kl_loss_coef=0.1"] if algo == "grpo" else []
             config, _ = compose([f"algo={algo}", f"placement={placement}", "cluster.num_cpus=2", *kl])
-            algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+            algorithm = algorithm_of(config)
             roles = RayRoles(config, algorithm, tiny_path, print)
             ready = roles.wait()
             alive = list_actors(own, filters=[("state", "=", "ALIVE")])

@@ -61,7 +61,6 @@ class RewardPool:
         self._children: set[RewardChild] = set()
         self._calls: set[Call] = set()
         self._closed = False
-        self._started = 0
         self._threads: list[threading.Thread] = []
         self._lanes = {False: _Lane(window=1), True: _Lane(window=concurrency, polls=True)}
         try:
@@ -82,16 +81,6 @@ class RewardPool:
         kinds = [start.wait() for start in starts]
         return kinds[0]
 
-    @property
-    def restarts(self) -> int:
-        """Processes started beyond the first of each thread."""
-        return max(0, self._started - len(self._threads))
-
-    def pids(self) -> list[int]:
-        """Process ids of the running processes."""
-        with self._lock:
-            return sorted(child.process.pid for child in self._children)
-
     def submit(self, samples: Sequence[Sample]) -> Call:
         """Starts scoring; `Call.wait` gives the outcomes."""
         call = Call(len(samples), len(self._functions))
@@ -104,10 +93,6 @@ class RewardPool:
             for number in range(len(self._functions)):
                 self._put(_Unit(call, place, number, sample))
         return call
-
-    def run(self, samples: Sequence[Sample]) -> list[list[Outcome]]:
-        """Per sample, in order: the outcome of each function, in order."""
-        return self.submit(samples).wait()
 
     def close(self) -> None:
         """Kills the processes; a call in progress raises RuntimeError. May be called twice."""
@@ -239,7 +224,6 @@ class RewardPool:
                 raise RuntimeError("the reward pool is closed")
             child = RewardChild(self._functions, self._memory_mb, lane.polls, self._timeout_s)
             self._children.add(child)
-            self._started += 1
         try:
             child.wait_ready(self._startup_s)
         except BaseException:

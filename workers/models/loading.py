@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tandem.platform.algorithms.logprobs import token_logprobs
 from tandem.platform.config.schema import ConfigError, ModelConfig
 from tandem.platform.experience.batch import RolloutBatch, real_tokens
-from tandem.platform.system.terminal import shorten
+from tandem.platform.system.text import shorten
 from tandem.workers.models.determinism import disable_dropout, without_rates
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

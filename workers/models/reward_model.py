@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tandem.platform.config.schema import ConfigError
 from tandem.platform.experience.batch import real_tokens
+from tandem.platform.experience.partition import microbatches
 from tandem.workers.models.footprint import model_bytes
 from tandem.workers.models.loading import LOAD_ERRORS, cannot_load
 from tandem.workers.models.tokenizer import encode_alike, load_tokenizer
@@ -124,11 +125,8 @@ class RewardModel:
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Row numbers of texts that have tokens, sorted by length and cut by MAX_TOKENS_PER_BATCH."""
-    batches: list[list[int]] = []
-    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= MAX_TOKENS_PER_BATCH:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return batches
+    """Row numbers of texts that have tokens, cut by MAX_TOKENS_PER_BATCH."""
+    rows = [row for row, length in enumerate(lengths) if length]
+    return [
+        [rows[place] for place in batch] for batch in microbatches([lengths[row] for row in rows], MAX_TOKENS_PER_BATCH)
+    ]

@@ -14,7 +14,7 @@ import torch
 from tandem.platform.config.schema import ConfigError, RewardConfig
 from tandem.platform.experience.batch import Rollout, Score
 from tandem.platform.rewards.functions import Outcome, RewardError, Sample, part_name
-from tandem.platform.system.terminal import shorten
+from tandem.platform.system.text import shorten
 from tandem.workers.cluster.runtime import Rank, peak_memory_bytes, pick_device, show_stacks_on_request, use_threads
 from tandem.workers.isolation.reward_pool import RewardPool
 

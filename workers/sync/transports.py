@@ -26,7 +26,6 @@ from torch import Tensor
 from tandem.platform.config.schema import ConfigError
 from tandem.workers.cluster.runtime import own_interface
 
-TRANSPORTS = ("shared", "ipc", "broadcast")
 CPU = torch.device("cpu")
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # arrays in Ray's shared memory never are
 Bucket = dict[str, Tensor]

@@ -28,7 +28,7 @@ class TrainingState:
     """Reads and writes the state of a DeepSpeed engine over AdamW. All methods but `updates` are collective.
 
     Args:
-        schedule: the learning rate's, which counts updates. sharded: whether a ZeRO optimizer holds the state.
+        schedule: the learning rate's, which counts updates. stage: of ZeRO.
     """
 
     def __init__(self, engine: Any, adam: torch.optim.AdamW, schedule: Any, stage: int) -> None:

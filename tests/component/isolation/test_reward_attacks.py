@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reward_cases import alive, assert_gone, killed_parent, samples
+from reward_cases import WatchedPool, alive, assert_gone, killed_parent, samples
 
 from tandem.platform.rewards.functions import Outcome, Sample
 from tandem.workers.isolation.frames import ProtocolError, new_nonce, receive, send
-from tandem.workers.isolation.reward_pool import RewardPool
 
 ATTACKS = '''
 import multiprocessing, os, resource, signal, socket, stat, subprocess, sys, threading, time
@@ -131,8 +130,8 @@ def attacks(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def pool(attacks: str) -> Iterator[RewardPool]:
-    pool = RewardPool(["exact_match", attacks, "exact_match"], timeout_s=1.0, memory_limit_mb=1024)
+def pool(attacks: str) -> Iterator[WatchedPool]:
+    pool = WatchedPool(["exact_match", attacks, "exact_match"], timeout_s=1.0, memory_limit_mb=1024)
     yield pool
     pool.close()
 
@@ -159,7 +158,7 @@ def others_are_right(rows: list[list[Outcome]], attack: int = 1) -> bool:
         ("close-all", "crash", "exit code 1"),
     ],
 )
-def test_costs_its_own_sample(pool: RewardPool, what: str, problem: str, detail: str) -> None:
+def test_costs_its_own_sample(pool: WatchedPool, what: str, problem: str, detail: str) -> None:
     start = time.monotonic()
     rows = pool.run(samples("7", what, "x", "7"))
     assert time.monotonic() - start < 5.0
@@ -169,7 +168,7 @@ def test_costs_its_own_sample(pool: RewardPool, what: str, problem: str, detail:
 
 
 @pytest.mark.parametrize(("what", "value"), [("fork", 0.25), ("raise-limit", 0.25), ("pool", 12.0)])
-def test_is_scored_as_usual(pool: RewardPool, what: str, value: float) -> None:
+def test_is_scored_as_usual(pool: WatchedPool, what: str, value: float) -> None:
     rows = pool.run(samples("7", what, "x", "7"))
     assert rows[1][1] == Outcome(value)
     assert others_are_right(rows)
@@ -177,18 +176,18 @@ def test_is_scored_as_usual(pool: RewardPool, what: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("what", ["child-sockets", "forked-sockets"])
-def test_what_a_function_starts_has_no_channel(pool: RewardPool, what: str) -> None:
+def test_what_a_function_starts_has_no_channel(pool: WatchedPool, what: str) -> None:
     assert pool.run(samples(what))[0][1] == Outcome(0.0)
 
 
-def test_nonces_of_later_units_do_not_exist_yet(pool: RewardPool) -> None:
+def test_nonces_of_later_units_do_not_exist_yet(pool: WatchedPool) -> None:
     rows = pool.run(samples("7", "nonces", "x", "7"))
     assert rows[1][1] == Outcome(9.0)  # what a function says of its own sample is its own affair
     assert others_are_right(rows)
     assert pool.restarts == 1
 
 
-def test_who_writes_late_is_replaced_and_the_next_sample_is_not_to_blame(pool: RewardPool) -> None:
+def test_who_writes_late_is_replaced_and_the_next_sample_is_not_to_blame(pool: WatchedPool) -> None:
     rows = pool.run([*samples("7", "later"), Sample("q", "slow", "7", 1, False), *samples("7")])
     assert rows[1][1] == Outcome(0.25)
     time.sleep(0.2)
@@ -198,14 +197,14 @@ def test_who_writes_late_is_replaced_and_the_next_sample_is_not_to_blame(pool: R
 
 
 @pytest.mark.parametrize(("what", "problem"), [("background-crash", "crash"), ("background-hang", "timeout")])
-def test_a_process_with_a_session_of_its_own_is_ended(pool: RewardPool, tmp_path: Path, what: str, problem: str) -> None:
+def test_a_process_with_a_session_of_its_own_is_ended(pool: WatchedPool, tmp_path: Path, what: str, problem: str) -> None:
     note = tmp_path / "pid"
     assert pool.run(samples(f"{what} {note}"))[0][1].problem == problem
     assert_gone([int(note.read_text())])
 
 
 def test_closing_ends_what_functions_started(attacks: str, tmp_path: Path) -> None:
-    pool = RewardPool([attacks])
+    pool = WatchedPool([attacks])
     note = tmp_path / "pid"
     assert pool.run(samples(f"background {note}"))[0][0] == Outcome(0.25)
     assert alive(int(note.read_text()))
@@ -216,7 +215,7 @@ def test_closing_ends_what_functions_started(attacks: str, tmp_path: Path) -> No
 def test_a_killed_parent_leaves_nothing(attacks: str, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     background = f'pool.run([Sample("q", "background {note}", None, 1, False)])'
-    pids = killed_parent(f"RewardPool([{attacks!r}])", background, note)
+    pids = killed_parent(f"WatchedPool([{attacks!r}])", background, note)
     assert len(pids) == 2
     assert_gone(pids)
 
@@ -225,7 +224,7 @@ def test_what_functions_print_is_bounded(
     attacks: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "a-secret-of-some-length")
-    pool = RewardPool([attacks], memory_limit_mb=2048)
+    pool = WatchedPool([attacks], memory_limit_mb=2048)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert pool.run(samples(*["print 100000000"] * 2)) == [[Outcome(0.25)]] * 2
     pool.close()
@@ -242,7 +241,7 @@ def test_what_functions_print_is_bounded(
 def test_little_print_is_passed_on_at_once_and_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "talks.py"
     file.write_text("import os\ndef score(sample):\n    print(sample.response, 'ä')\n    return 1.0\n")
-    pool = RewardPool([f"{file}:score"])
+    pool = WatchedPool([f"{file}:score"])
     pool.run(samples("one"))
     time.sleep(0.2)
     assert capfd.readouterr().err == "one ä\n"
@@ -264,7 +263,7 @@ def test_secrets_are_not_printed(
         "    sys.stdout.flush()\n    return 1.0\n"
     )
     for dots in range(0, 24, 3):
-        pool = RewardPool([f"{file}:score"])
+        pool = WatchedPool([f"{file}:score"])
         pool.run([Sample(str(dots), "x", None, 1, False)])
         pool.close()
         log = capfd.readouterr().err
@@ -315,7 +314,7 @@ def test_an_answer_has_its_nonce_and_a_bounded_length() -> None:
 
 
 def test_the_command_line_tells_nothing() -> None:
-    pool = RewardPool(["exact_match"])
+    pool = WatchedPool(["exact_match"])
     (pid,) = pool.pids()
     command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     pool.close()

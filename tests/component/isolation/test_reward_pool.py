@@ -12,18 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
-from reward_cases import assert_gone, killed_parent, samples
+from reward_cases import WatchedPool, assert_gone, killed_parent, samples
 
 from tandem.launch.compose.command import SCRIPTS
 from tandem.platform.rewards.functions import Outcome, RewardError, Sample
 from tandem.platform.system.search_path import without_sources
-from tandem.workers.isolation.reward_pool import RewardPool
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> None:
-    pool = RewardPool([functions, "exact_match"], processes=2, timeout_s=1.0, memory_limit_mb=1024)
+    pool = WatchedPool([functions, "exact_match"], processes=2, timeout_s=1.0, memory_limit_mb=1024)
     batch = samples("hang", "7", "gil", "7", "hang", "x", "gil", "7")
     start = time.monotonic()
     outcomes = pool.run(batch)
@@ -40,7 +39,7 @@ def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> N
 
 
 def test_a_long_chunk_goes_on_after_a_hang(functions: str) -> None:
-    pool = RewardPool(["exact_match", functions], processes=1, timeout_s=0.3)
+    pool = WatchedPool(["exact_match", functions], processes=1, timeout_s=0.3)
     texts = ["7", "x", "hang", "hang", "7"] + ["7"] * 200
     outcomes = pool.run(samples(*texts))
     assert [row[0].value for row in outcomes] == [float(text == "7") for text in texts]
@@ -54,13 +53,13 @@ def test_reward_functions_cannot_join_the_runs_ray(tmp_path: Path, monkeypatch: 
         "import os\ndef mine(sample):\n"
         "    return float('planted' in str(dict(os.environ)) + open('/proc/self/environ').read())\n"
     )
-    pool = RewardPool([f"{tmp_path / 'own.py'}:mine"])
+    pool = WatchedPool([f"{tmp_path / 'own.py'}:mine"])
     assert pool.run(samples("7"))[0][0].value == 0.0
     pool.close()
 
 
 def test_what_a_crashed_function_started_is_ended(functions: str, tmp_path: Path) -> None:
-    pool = RewardPool([functions])
+    pool = WatchedPool([functions])
     note = tmp_path / "pid"
     assert pool.run([Sample(str(note), "leak", None, 1, False)])[0][0].problem == "crash"
     assert_gone([int(note.read_text())])
@@ -68,7 +67,7 @@ def test_what_a_crashed_function_started_is_ended(functions: str, tmp_path: Path
 
 
 def test_a_process_killed_between_calls_is_replaced(functions: str) -> None:
-    pool = RewardPool([functions])
+    pool = WatchedPool([functions])
     os.kill(pool.pids()[0], signal.SIGKILL)
     time.sleep(0.1)
     assert pool.run(samples("a")) == [[Outcome(0.5)]]
@@ -76,7 +75,7 @@ def test_a_process_killed_between_calls_is_replaced(functions: str) -> None:
 
 
 def test_processes_work_at_the_same_time(functions: str) -> None:
-    pool = RewardPool([functions], processes=4)
+    pool = WatchedPool([functions], processes=4)
     start = time.monotonic()
     pool.run(samples(*["sleep"] * 8))
     assert time.monotonic() - start < 8 * 0.3 * 0.75
@@ -93,15 +92,15 @@ def test_failed_starts_leave_nothing(tmp_path: Path) -> None:
     for code, message in bad.values():
         (tmp_path / "bad.py").write_text(code + "\n")
         with pytest.raises(RewardError, match=message):
-            RewardPool([f"{tmp_path}/bad.py:f"], processes=2)
+            WatchedPool([f"{tmp_path}/bad.py:f"], processes=2)
     (tmp_path / "bad.py").write_text("import time; time.sleep(60)\n")
     with pytest.raises(RewardError, match=r"did not start within 0\.5 s"):
-        RewardPool([f"{tmp_path}/bad.py:f"], processes=2, startup_s=0.5)
+        WatchedPool([f"{tmp_path}/bad.py:f"], processes=2, startup_s=0.5)
     assert threading.active_count() == before
 
 
 def test_close_ends_processes_and_calls(functions: str) -> None:
-    pool = RewardPool([functions], processes=2)
+    pool = WatchedPool([functions], processes=2)
     pids = pool.pids()
     assert len(pids) == 2
     call = pool.submit(samples("gil", "hang", "a"))
@@ -118,7 +117,7 @@ def test_close_ends_processes_and_calls(functions: str) -> None:
 
 
 def test_processes_die_with_a_killed_parent(functions: str) -> None:
-    pool = f"RewardPool([{functions!r}], processes=2, timeout_s=1000)"
+    pool = f"WatchedPool([{functions!r}], processes=2, timeout_s=1000)"
     pids = killed_parent(pool, 'pool.submit([Sample("q", "gil", None, 1, False)])')
     assert len(pids) == 2
     assert_gone(pids)
@@ -179,7 +178,7 @@ def test_neighbours_of_a_function_are_its_own(neighbours: str, monkeypatch: pyte
     """Whatever folders of tandem are on the path here, and while boxed loads its algebra in the same process."""
     for folder in ("", "platform", "workers", "conf", "launch", "benchmarks"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
-    pool = RewardPool([neighbours, "boxed"] if first else ["boxed", neighbours])
+    pool = WatchedPool([neighbours, "boxed"] if first else ["boxed", neighbours])
     metadata = {"of": "the user", "day": datetime.date(2024, 1, 5)}
     outcomes = pool.run([Sample("q", "\\boxed{1+x}", "x+1", 1, False, metadata)] * 2)
     pool.close()

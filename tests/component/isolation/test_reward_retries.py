@@ -10,11 +10,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from reward_cases import alive, rollout, samples
+from reward_cases import WatchedPool, alive, rollout, samples
 
 from tandem.platform.rewards.functions import Outcome, RewardError, Sample, TransientError, is_transient
 from tandem.workers.isolation import reward_pool
-from tandem.workers.isolation.reward_pool import RewardPool
 from tandem.workers.roles.reward import RewardWorker
 
 FUNCTIONS = """
@@ -101,11 +100,11 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def pool(file: str) -> Iterator[Callable[..., RewardPool]]:
-    pools: list[RewardPool] = []
+def pool(file: str) -> Iterator[Callable[..., WatchedPool]]:
+    pools: list[WatchedPool] = []
 
-    def make(*names: str, **settings: float) -> RewardPool:
-        pools.append(RewardPool([f"{file}:{name}" for name in names], **settings))  # type: ignore[arg-type]
+    def make(*names: str, **settings: float) -> WatchedPool:
+        pools.append(WatchedPool([f"{file}:{name}" for name in names], **settings))  # type: ignore[arg-type]
         return pools[-1]
 
     yield make
@@ -113,12 +112,12 @@ def pool(file: str) -> Iterator[Callable[..., RewardPool]]:
         one.close()
 
 
-def test_an_overloaded_judge_is_asked_again(pool: Callable[..., RewardPool], server: str) -> None:
+def test_an_overloaded_judge_is_asked_again(pool: Callable[..., WatchedPool], server: str) -> None:
     outcomes = pool("judge").run([Sample(server, f"/{name}", None, 1, False) for name in "abc"])
     assert outcomes == [[Outcome(0.5)]] * 3
 
 
-def test_what_stays_down_is_an_error_that_says_so(pool: Callable[..., RewardPool], server: str) -> None:
+def test_what_stays_down_is_an_error_that_says_so(pool: Callable[..., WatchedPool], server: str) -> None:
     [[missing], [refused]] = pool("judge", retries=2).run(
         [Sample(server, "/missing", None, 1, False), Sample("http://127.0.0.1:9/", "", None, 1, False)]
     )
@@ -128,7 +127,7 @@ def test_what_stays_down_is_an_error_that_says_so(pool: Callable[..., RewardPool
     assert refused.detail.endswith(", after 2 retries")
 
 
-def test_retries_are_counted_and_hold_up_nobody(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
+def test_retries_are_counted_and_hold_up_nobody(pool: Callable[..., WatchedPool], tmp_path: Path) -> None:
     made = pool("forgetful", "length", retries=3)
     needs = [Sample(str(tmp_path / f"note{number}"), str(number), None, 1, False) for number in (4, 5, 1)]
     start = time.monotonic()
@@ -175,7 +174,7 @@ def test_what_is_transient(error: Exception, expected: bool) -> None:
     assert is_transient(wrapped) is expected
 
 
-def test_async_samples_are_scored_beside_each_other(pool: Callable[..., RewardPool]) -> None:
+def test_async_samples_are_scored_beside_each_other(pool: Callable[..., WatchedPool]) -> None:
     made = pool("ponder", "length", concurrency=20)
     start = time.monotonic()
     rows = made.run(samples(*["four"] * 40))
@@ -183,7 +182,7 @@ def test_async_samples_are_scored_beside_each_other(pool: Callable[..., RewardPo
     assert rows == [[Outcome(4.0), Outcome(4.0)]] * 40
 
 
-def test_more_samples_join_while_others_are_scored(pool: Callable[..., RewardPool]) -> None:
+def test_more_samples_join_while_others_are_scored(pool: Callable[..., WatchedPool]) -> None:
     made = pool("ponder", timeout_s=3.0)
     first = made.submit(samples("late"))
     time.sleep(0.2)
@@ -202,7 +201,7 @@ def test_more_samples_join_while_others_are_scored(pool: Callable[..., RewardPoo
         ("exit", "crash", "exit code 3"),
     ],
 )
-def test_an_async_sample_costs_itself_only(pool: Callable[..., RewardPool], what: str, problem: str, detail: str) -> None:
+def test_an_async_sample_costs_itself_only(pool: Callable[..., WatchedPool], what: str, problem: str, detail: str) -> None:
     made = pool("ponder", timeout_s=1.0)
     rows = made.run(samples("a", what, "bb", "ccc", "dd"))
     assert [row[0].value for row in rows] == [1.0, None, 2.0, 3.0, 2.0]
@@ -210,7 +209,7 @@ def test_an_async_sample_costs_itself_only(pool: Callable[..., RewardPool], what
     assert detail in rows[1][0].detail
 
 
-def test_a_loop_that_is_blocked_is_ended(pool: Callable[..., RewardPool]) -> None:
+def test_a_loop_that_is_blocked_is_ended(pool: Callable[..., WatchedPool]) -> None:
     """Those beside it are out of time as well; later ones are scored."""
     made = pool("ponder", timeout_s=0.7)
     assert made.run(samples("block"))[0][0].problem == "timeout"
@@ -218,13 +217,13 @@ def test_a_loop_that_is_blocked_is_ended(pool: Callable[..., RewardPool]) -> Non
     assert len(made.pids()) == 2
 
 
-def test_a_fork_in_an_async_function_answers_once(pool: Callable[..., RewardPool]) -> None:
+def test_a_fork_in_an_async_function_answers_once(pool: Callable[..., WatchedPool]) -> None:
     made = pool("ponder")
     assert made.run(samples("fork", "a", "bb")) == [[Outcome(4.0)], [Outcome(1.0)], [Outcome(2.0)]]
     assert made.restarts == 0
 
 
-def test_closing_ends_async_samples(pool: Callable[..., RewardPool]) -> None:
+def test_closing_ends_async_samples(pool: Callable[..., WatchedPool]) -> None:
     made = pool("ponder", timeout_s=60)
     call = made.submit(samples("late", "stubborn"))
     time.sleep(0.3)

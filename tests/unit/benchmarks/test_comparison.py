@@ -13,8 +13,6 @@ from tandem.benchmarks.ab.comparison import (
     mean,
     paired_difference,
     probability_of_improvement,
-    quantile,
-    student_quantile,
     value_at,
 )
 
@@ -37,10 +35,12 @@ def test_five_seeds_by_hand() -> None:
     assert found.shows_difference
 
 
-def test_students_quantiles() -> None:
-    """From the tables."""
-    table = {1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 100: 1.984}
-    assert {freedom: student_quantile(0.975, freedom) for freedom in table} == pytest.approx(table, abs=5e-4)
+def test_tails_follow_from_students_table() -> None:
+    """Phi(-sqrt(n / (n - 1)) t), with t of 1, 9 and 100 degrees of freedom; -17.97, -2.384 and -1.994 deviations."""
+    assert expanded_tail(1) == 0.0
+    assert expanded_tail(2) < 1e-70
+    assert expanded_tail(10) == pytest.approx(0.00856, abs=2e-5)
+    assert expanded_tail(101) == pytest.approx(0.0231, abs=5e-5)
 
 
 def test_many_seeds_are_normal() -> None:
@@ -80,10 +80,6 @@ def test_interquartile_mean() -> None:
 def test_probability_of_improvement() -> None:
     assert probability_of_improvement([2.0, 3.0], [1.0, 2.0]) == 0.875  # 3 wins and a tie of 4 pairs
     assert probability_of_improvement([1.0], [1.0]) == 0.5
-
-
-def test_quantile_lies_between_neighbours() -> None:
-    assert [quantile([0.0, 10.0, 20.0], share) for share in (0, 0.25, 0.5, 1)] == [0, 5, 10, 20]
 
 
 def test_a_curve_is_cut_at_a_budget() -> None:

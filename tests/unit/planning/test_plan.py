@@ -8,7 +8,8 @@ import pytest
 
 from tandem.platform.algorithms.registry import Algorithm, resolve
 from tandem.platform.config.schema import Config
-from tandem.platform.planning.plan import RolePlan, batch_table, human_bytes, render, role_plans, role_ranks, table
+from tandem.platform.planning.plan import RolePlan, batch_table, render, role_plans, role_ranks
+from tandem.platform.system.text import human_bytes, table
 
 PPO, GRPO = resolve("ppo", "gae", "clipped_surrogate"), resolve("grpo", "grpo", "clipped_surrogate")
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tandem.platform.config.schema import Config, ConfigError, settings
-from tandem.platform.planning.validate import did_you_mean, validate
+from tandem.platform.planning.validate import validate
+from tandem.platform.system.text import did_you_mean
 
 
 def config(**values: Any) -> Config:
