@@ -22,6 +22,7 @@ from tandem.workers.cluster.placement import Placement, Request, plan_placement,
 from tandem.workers.cluster.runtime import Rank, process_id
 from tandem.workers.groups.calls import Watch
 from tandem.workers.groups.inline import InlineRollouts
+from tandem.workers.groups.weights import WeightChannel
 from tandem.workers.roles.actor import ActorSpec, ActorWorker
 from tandem.workers.roles.critic import CriticSpec, CriticWorker
 from tandem.workers.roles.reference import ReferenceSpec, ReferenceWorker
@@ -186,7 +187,7 @@ class RayRoles:
             tenants.setdefault(slot.bundle, []).append(slot.role)
         files = files_of(config, path, list(self.specs))
         check_nodes(files, self.group, self._nodes, tenants, config.cluster.startup_timeout_s, note)
-        self._weights_go, self._takes_turns = self._transport(), takes_turns(config, on_gpu)
+        self._channel, self._takes_turns = WeightChannel(*self._transport()), takes_turns(config, on_gpu)
         self._starting = {name: self._spawn_all(name) for name in self.specs}
 
     def wait(self) -> Roles:
@@ -198,16 +199,14 @@ class RayRoles:
         for name, (pids, starts) in self._starting.items():
             self._note_pids(name, pids, deadline)
             self.ranks[name].wait("start", starts, max(0.0, deadline - time.monotonic()))
-        actor = ActorGroup(self.ranks["actor"])
-        transport, senders = self._weights_go
+        actor = ActorGroup(self.ranks["actor"], self._channel)
         rollouts = RolloutGroup(
             self.ranks["rollout"],
             self.config.rollout.max_batch_sequences,
             continuous=self._is_continuous,
             source=actor,
             start=lambda rank: self._start_again("rollout", rank),
-            transport=transport,
-            senders=senders,
+            channel=self._channel,
         )
         rollouts.connect()
         return Roles(

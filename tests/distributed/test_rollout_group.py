@@ -73,8 +73,6 @@ def replica_class() -> type:
 class Trainer:
     """Weights of two buckets."""
 
-    is_connected = True
-
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[list[Sent]]:
         yield from ([Sent({}, verify)], [Sent({}, verify)])
 

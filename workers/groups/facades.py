@@ -14,6 +14,7 @@ from tandem.platform.experience.partition import balance
 from tandem.platform.loop.metrics import add_totals
 from tandem.platform.loop.protocols import Facts, Totals
 from tandem.workers.groups.calls import Home, Ranks, WorkerDied
+from tandem.workers.groups.weights import WeightChannel
 from tandem.workers.sync.transports import ObjectStore
 
 
@@ -81,9 +82,15 @@ class _TrainedGroup(_ResidentGroup):
 
 
 class ActorGroup(_TrainedGroup):
-    """The `Actor` protocol over data-parallel ranks. Weights go in the calls until `is_connected` with the replicas."""
+    """The `Actor` protocol over data-parallel ranks.
 
-    is_connected = False
+    Args:
+        channel: how weights get to the replicas, shared with their group.
+    """
+
+    def __init__(self, ranks: Ranks, channel: WeightChannel | None = None) -> None:
+        super().__init__(ranks)
+        self._channel = channel or WeightChannel()
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
         """(B, T) float32 log-probs of the sampled tokens at the sampling temperature."""
@@ -96,11 +103,12 @@ class ActorGroup(_TrainedGroup):
         return add_totals(self.ranks.wait("gradient_noise", refs))
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Sequence[Any]]:
-        """The weights in parts, each as references by rank; the tensors go from the actor to the engines, not through here.
+        """The weights in buckets, each as references by rank; tensors go from the actor to the engines, not through here.
 
-        `shared` sends them in the calls, whatever transport is open.
+        Args:
+            shared: sends them inside the calls, even if the channel is open.
         """
-        in_calls = shared or not self.is_connected
+        in_calls = shared or not self._channel.is_open
         refs = [rank.begin_export.remote(verify, in_calls) for rank in self.ranks.handles]
         [count, *_] = self.ranks.wait("begin_export", refs)
         for _ in range(count):

@@ -1,15 +1,16 @@
-"""The rollout role over replicas: prompts go where the least work is outstanding, results come as they finish.
+"""The rollout role over replicas: prompts go to the replica with the least outstanding work, results come as they finish.
 
-A replica that dies is replaced: its prompts are sampled again, by the others or by its successor, which gets the weights of
-now before it serves. A response depends on the weights, its prompt and its seed alone, so no sample is lost, doubled or
-changed.
+A replica that dies is replaced. Its prompts are sampled again, by the other replicas or by its successor, which receives
+the current weights before it serves. A response depends only on the weights, its prompt and its seed, so no sample is
+lost, duplicated or changed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from tandem.platform.experience.batch import Prompt, Rollout
@@ -17,9 +18,33 @@ from tandem.platform.loop.protocols import Sampling, WeightSyncError
 from tandem.workers.cluster.postmortem import WorkerFailed
 from tandem.workers.groups.calls import Home, Ranks, WorkerDied
 from tandem.workers.groups.facades import ActorGroup, kill
-from tandem.workers.sync.transports import Channel
+from tandem.workers.groups.weights import WeightChannel
 
 QUEUED = 2  # an engine has so many times what it runs at once: it never waits for the next prompt
+
+
+class State(Enum):
+    """What a replica is good for. `RolloutGroup._to` holds it to these transitions:
+
+    event                                                    from             to
+    its process ends                                         any              DEAD
+    a process is started in its place                        DEAD             STALE
+    it misses a bucket of weights                            HEALTHY          STALE
+    it has received all current weights                      STALE            HEALTHY
+    """
+
+    HEALTHY = "healthy"  # holds the current weights
+    STALE = "stale"  # alive, without the current weights
+    DEAD = "dead"
+
+
+@dataclass
+class _Replica:
+    """One replica as the group sees it."""
+
+    state: State = State.HEALTHY
+    death: WorkerDied | None = None  # of a dead one
+    loading: Any = None  # the reference to its answer, while a bucket of weights is on its way to it
 
 
 @dataclass
@@ -68,11 +93,10 @@ class RolloutGroup:
 
     Args:
         capacity: sequences that a replica runs at once.
-        continuous: whether a replica takes new prompts while it runs others; each then goes alone.
-        source: where a replica that replaces another gets its weights from.
-        start: starts a new replica, and says where it runs.
-        transport: how weights come; `connect` opens it.
-        senders: by replica, the rank of the trainer that its weights come from; default the first.
+        continuous: whether a replica accepts new prompts while it runs others; each prompt then goes alone.
+        source: the trainer's ranks, from which a new replica receives its weights.
+        start: starts a new replica, and returns where it runs.
+        channel: how weights get to the replicas.
     """
 
     def __init__(
@@ -82,39 +106,23 @@ class RolloutGroup:
         continuous: bool,
         source: ActorGroup | None = None,
         start: Callable[[int], Home] | None = None,
-        transport: str = "shared",
-        senders: Sequence[int] | None = None,
+        channel: WeightChannel | None = None,
     ) -> None:
         self.ranks, self.capacity, self.continuous, self._source, self._start = ranks, capacity, continuous, source, start
-        self._senders = [0] * len(ranks) if senders is None else list(senders)
+        self._channel = channel or WeightChannel()
         self._queue: deque[_Job] = deque()
         self._running: dict[Any, _Call] = {}
-        self._loading: list[tuple[int, Any]] = []
-        self._dead: dict[int, WorkerDied] = {}
-        self._stale: set[int] = set()  # replicas that have missed weights
+        self._replicas = [_Replica() for _ in range(len(ranks))]
         self._version = 0
-        self._transport, self._connected = transport, 0
 
     def connect(self) -> None:
-        """Opens the transport between the trainer and all replicas.
+        """Opens the weight channel between the trainer and all replicas.
 
         Raises:
-            WorkerFailed: an end did not open; WorkerDied if because its process ended.
+            WorkerFailed: an end did not open; WorkerDied if its process ended.
         """
-        if self._source is None or self._transport == "shared":
-            return
-        self._connected += 1
-        trainer = self._source.ranks
-        [address] = trainer.wait("address", [trainer.handles[0].address.remote()])
-        # A lost end is noticed before the calls that wait for it are given up.
-        timeout_s, size = self.ranks.timeout_s / 4, 1 + len(self.ranks)
-        channel = Channel(self._transport, 0, size, address, f"weights-{self._connected}", timeout_s)
-        senders = [handle.open_channel.remote(channel) for handle in trainer.handles[: 1 + max(self._senders)]]
-        ends = [replace(channel, rank=number + 1) for number in range(len(self.ranks))]
-        receivers = [handle.open_channel.remote(end) for handle, end in zip(self.ranks.handles, ends, strict=True)]
-        self.ranks.wait("open_channel", receivers)
-        trainer.wait("open_channel", senders)
-        self._source.is_connected = True
+        if self._source is not None:
+            self._channel.open(self._source.ranks, self.ranks)
 
     @property
     def restarts(self) -> int:
@@ -122,8 +130,8 @@ class RolloutGroup:
         return self.ranks.restarts
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Ticket:
-        """Queues prompts with the weights of now; returns the ticket for `finished` and `collect`."""
-        self._recover()  # one that died asleep has not been replaced yet, and there may be no other
+        """Queues prompts for sampling with the current weights; returns the ticket for `finished` and `collect`."""
+        self._recover()  # a replica that died asleep has not been replaced yet, and may be the only one
         ticket = Ticket(prompts, sampling)
         size = 1 if self.continuous else max(1, min(self.capacity // sampling.samples, -(-len(prompts) // len(self.ranks))))
         places = range(len(prompts))
@@ -152,38 +160,35 @@ class RolloutGroup:
         return [rollout for place in sorted(results) for rollout in results[place]]
 
     def begin_weights(self) -> None:
-        """Sees to it that new weights can be sent: replaces dead replicas, and connects those that came since the last.
+        """Prepares for new weights: replaces dead replicas, and connects those that have been started since the last ones.
 
-        Where that fails, because one more is lost, these weights go in the calls, and the next try again.
+        If connecting fails because another end is lost, these weights travel inside the calls; the next ones try again.
         """
         self._recover()
-        if self._source is not None and not self._source.is_connected:
-            try:
-                self.connect()
-            except WorkerDied as death:
-                self._note_death(death)
-                self._recover()
-            except WorkerFailed:
-                pass  # an end that is busy, or lost without a word: told by the next call to it
+        try:
+            self.connect()
+        except WorkerDied as death:
+            self._note_death(death)
+            self._recover()
+        except WorkerFailed:
+            pass  # an end is busy, or lost without notice: the next call to it reports that
 
     def load_weights(self, bucket: Sequence[Any]) -> None:
-        """Sends one part of new weights to every replica; the one before must have arrived, so few are on the way."""
-        self._settle_loading()
-        self._loading = [
-            (rank, handle.load_weights.remote(bucket[self._senders[rank]]))
-            for rank, handle in enumerate(self.ranks.handles)
-            if rank not in self._dead
-        ]
+        """Sends one bucket of new weights to every replica, after the previous bucket has arrived everywhere."""
+        self._await_loading()
+        for rank in self._in(State.HEALTHY, State.STALE):
+            part = bucket[self._channel.sender_of(rank)]
+            self._replicas[rank].loading = self.ranks.handles[rank].load_weights.remote(part)
 
     def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
-        """Declares the weights complete; replicas that died or missed a part meanwhile get these weights once more.
+        """Declares the weights complete; a replica that died or missed a bucket meanwhile receives these weights again.
 
         Raises:
             WeightSyncError: a replica does not hold what was sent; names the first tensor.
         """
-        self._settle_loading()
+        self._await_loading()
         self._version = version
-        self._finish(set(range(len(self.ranks))) - self._dead.keys() - self._stale, checksums)
+        self._finish(self._in(State.HEALTHY), checksums)
         self._recover()
 
     def abandon(self) -> None:
@@ -202,7 +207,7 @@ class RolloutGroup:
         self._everywhere("wake", [handle.wake.remote(what) for handle in self.ranks.handles])
 
     def _everywhere(self, call: str, refs: Sequence[Any]) -> None:
-        """Waits for all replicas; one that has died is replaced with its next weights, and starts awake."""
+        """Waits for all replicas; a dead one is replaced when it gets its next weights, and starts awake."""
         for rank, ref in enumerate(refs):
             self._await(call, rank, ref)
 
@@ -210,7 +215,7 @@ class RolloutGroup:
         """Bytes by kind, summed over replicas."""
         refs = [handle.memory.remote() for handle in self.ranks.handles]
         parts = [self._await("memory", rank, ref) for rank, ref in enumerate(refs)]
-        if self._dead:
+        if self._in(State.DEAD):
             self._recover()
             return self.memory()
         return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
@@ -234,43 +239,60 @@ class RolloutGroup:
         self._dispatch()
 
     def _bury(self, call: _Call, death: WorkerDied) -> None:
-        """Takes back all that a dead replica had to do, and replaces it unless that has been done."""
+        """Queues all jobs of a dead replica again, and replaces the replica unless that has happened already."""
         lost = [call.job]
         for ref in [ref for ref, other in self._running.items() if other.handle is call.handle]:
             lost.append(self._running.pop(ref).job)
         self._queue.extendleft(reversed(lost))
         if call.handle is self.ranks.handles[call.rank]:
-            self._dead[call.rank] = death
-        self._dispatch()  # the others go on while it is replaced
+            self._to(State.DEAD, call.rank, death)
+        self._dispatch()  # the others sample while it is replaced
         self._recover()
 
     def _recover(self) -> None:
-        """Replaces the replicas that have died; they, and those that have missed weights, get the ones of now."""
-        if not (self._dead or self._stale):
+        """Makes every replica healthy: starts a process in the place of each dead one, and sends stale ones the weights."""
+        if not self._in(State.DEAD, State.STALE):
             return
         assert self._start is not None, "replicas that can be spawned can be started"
-        assert self._source is not None, "replicas that can be spawned get their weights from somewhere"
-        while self._dead or self._stale:
-            for rank, death in list(self._dead.items()):
-                self.ranks.replace(rank, death)
-                try:
-                    self.ranks.homes[rank] = self._start(rank)
-                except WorkerDied as again:  # `replace` says how often
-                    self._note_death(again)
-                    continue
-                del self._dead[rank]
-                self._stale.add(rank)
-            for bucket in self._source.weight_buckets(verify=True, shared=True):
-                refs = [(rank, self.ranks.handles[rank].load_weights.remote(bucket[0])) for rank in self._stale]
-                for rank, ref in refs:
-                    self._await("load_weights", rank, ref)
-            self._finish(self._stale - self._dead.keys(), self._source.weight_checksums())
-            self._stale = set()
-        self._source.is_connected = False  # until the next weights: now others may be sampling
+        assert self._source is not None, "replicas that can be spawned receive their weights from the trainer"
+        while self._in(State.DEAD, State.STALE):
+            for rank in self._in(State.DEAD):
+                self._restart(rank)
+            if stale := self._in(State.STALE):
+                self._send_again(stale)
+        self._channel.close()  # until the next weights: opening it waits for all replicas, and others may be sampling
 
-    def _finish(self, ranks: Set[int], checksums: Mapping[str, int]) -> None:
+    def _restart(self, rank: int) -> None:
+        """Starts a process in the place of a dead one; it stays dead if the new one dies too.
+
+        Raises:
+            WorkerDied: it has been replaced too often.
+        """
+        assert self._start is not None, "checked by `_recover`"
+        death = self._replicas[rank].death
+        assert death is not None, "a dead replica has a death"
+        self.ranks.replace(rank, death)
+        try:
+            self.ranks.homes[rank] = self._start(rank)
+        except WorkerDied as again:
+            self._note_death(again)
+        else:
+            self._to(State.STALE, rank)
+
+    def _send_again(self, ranks: Sequence[int]) -> None:
+        """Sends the current weights to these replicas, inside the calls; those that survive it are healthy."""
+        assert self._source is not None, "checked by `_recover`"
+        for bucket in self._source.weight_buckets(verify=True, shared=True):
+            refs = {rank: self.ranks.handles[rank].load_weights.remote(bucket[0]) for rank in ranks if self._is_stale(rank)}
+            for rank, ref in refs.items():
+                self._await("load_weights", rank, ref)
+        self._finish([rank for rank in ranks if self._is_stale(rank)], self._source.weight_checksums())
+        for rank in filter(self._is_stale, ranks):
+            self._to(State.HEALTHY, rank)
+
+    def _finish(self, ranks: Sequence[int], checksums: Mapping[str, int]) -> None:
         """Declares the weights of these replicas complete, and compares what has arrived."""
-        refs = [(rank, self.ranks.handles[rank].finish_weights.remote(self._version)) for rank in sorted(ranks)]
+        refs = [(rank, self.ranks.handles[rank].finish_weights.remote(self._version)) for rank in ranks]
         for rank, ref in refs:
             arrived = self._await("finish_weights", rank, ref)
             if arrived is not None:
@@ -280,7 +302,7 @@ class RolloutGroup:
         """Hands queued jobs, in order, to the replica with the least work outstanding, as far as any has room."""
         while self._queue:
             job = self._queue[0]
-            load = {rank: (0, 0) for rank in range(len(self.ranks)) if rank not in self._dead}
+            load = dict.fromkeys(self._in(State.HEALTHY, State.STALE), (0, 0))
             for call in self._running.values():
                 if call.rank in load and call.handle is self.ranks.handles[call.rank]:
                     tokens, sequences = load[call.rank]
@@ -294,11 +316,12 @@ class RolloutGroup:
             handle = self.ranks.handles[rank]
             self._running[handle.generate.remote(prompts, job.ticket.sampling)] = _Call(rank, handle, job)
 
-    def _settle_loading(self) -> None:
-        for rank, ref in self._loading:
-            if self._await("load_weights", rank, ref) is False:
-                self._stale.add(rank)
-        self._loading = []
+    def _await_loading(self) -> None:
+        """Waits for the bucket that is on its way; a replica that could not take it is stale."""
+        for rank, replica in enumerate(self._replicas):
+            ref, replica.loading = replica.loading, None
+            if ref is not None and self._await("load_weights", rank, ref) is False:
+                self._to(State.STALE, rank)
 
     def _await(self, what: str, rank: int, ref: Any) -> Any:
         """The result of a call; None, and the replica is marked, if it has died."""
@@ -309,10 +332,23 @@ class RolloutGroup:
             return None
 
     def _note_death(self, death: WorkerDied) -> None:
-        if death.role != self.ranks.role:  # of one that was only watched, or sends the weights
+        if death.role != self.ranks.role:  # of a role that is only watched, or that sends the weights
             raise death
-        self._dead[death.rank] = death
-        self._stale.discard(death.rank)
+        self._to(State.DEAD, death.rank, death)
+
+    def _in(self, *states: State) -> list[int]:
+        """The replicas in one of these states, in order."""
+        return [rank for rank, replica in enumerate(self._replicas) if replica.state in states]
+
+    def _is_stale(self, rank: int) -> bool:
+        return self._replicas[rank].state is State.STALE
+
+    def _to(self, state: State, rank: int, death: WorkerDied | None = None) -> None:
+        """Changes the state of a replica, as the table of `State` allows."""
+        replica = self._replicas[rank]
+        allowed = {State.STALE: (State.DEAD, State.HEALTHY, State.STALE), State.HEALTHY: (State.STALE,)}
+        assert state is State.DEAD or replica.state in allowed[state], f"replica {rank}: {replica.state} to {state}"
+        replica.state, replica.death = state, death
 
 
 def compare_checksums(sent: Mapping[str, int], arrived: Mapping[str, int], who: str) -> None:
