@@ -29,6 +29,8 @@ def settings_table(words: Sequence[str] = ()) -> str:
 
     With words, those settings that have all of them in name or meaning; empty if there is none.
     """
+    from tandem.platform.planning.choices import choices_of  # loads torch
+
     lines = [
         "Defaults of the schema; conf/*.yaml and algo= set some of them anew (config.yaml of a run shows the result).",
         "",
@@ -40,7 +42,7 @@ def settings_table(words: Sequence[str] = ()) -> str:
     ]
     for key, value, meta in found:
         bounds = [f"{words} {meta[name]:g}" for name, _, words in BOUNDS if meta.get(name) is not None]
-        choices = " | ".join(meta["choices"]) if meta.get("choices") else ""
+        choices = " | ".join(choices_of(key, meta))
         allowed = f" [{choices or ', '.join(bounds)}]" if choices or bounds else ""
         default = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
         lines.append(f"{key}={default}")

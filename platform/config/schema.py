@@ -58,7 +58,7 @@ class DataConfig:
 class TaskConfig:
     """The embedded task: procedural and verifiable."""
 
-    name: str = setting("addition", "which embedded task", choices=("addition",))
+    name: str = setting("addition", "which embedded task")
     digits: int = setting(2, "digits of each number", at_least=1, at_most=6)
     eval_size: int = setting(256, "held-out prompts", at_least=1)
     seed: int = setting(0, "seed of the split into training and held-out prompts", at_least=0)
@@ -328,18 +328,6 @@ class Config:
         "gae",
         "advantage estimator, your own as path.py:name; decides whether there is a critic",
         or_path=True,
-        choices=(
-            "gae",
-            "grpo",
-            "dr_grpo",
-            "grpo_process",
-            "rloo",
-            "reinforce",
-            "reinforce_pp",
-            "reinforce_pp_baseline",
-            "remax",
-            "opo",
-        ),
     )
     dry_run: bool = setting(False, "print the plan and stop")
     run: RunConfig = field(default_factory=RunConfig)

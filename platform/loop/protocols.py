@@ -32,6 +32,16 @@ class Totals:
     unmoved: frozenset[str] | None = None  # trainable tensors that no update has changed; None: there was no update
 
 
+ScoreTicket = Any
+"""What `Rewards.submit` returned; only the object that made it can read it."""
+
+RolloutTicket = Any
+"""What `Rollouts.submit` returned; only the object that made it can read it."""
+
+Bucket = Any
+"""A part of the weights between `Actor.weight_buckets` and `Rollouts.load_weights`, as the transport carries it."""
+
+
 class Role(Protocol):
     """Anything that holds memory."""
 
@@ -87,7 +97,7 @@ class Actor(Trained, Protocol):
         """How much the gradients of two halves of a batch, each with its own denominators, differ; nothing is moved."""
         ...
 
-    def weight_buckets(self, verify: bool = True) -> Iterator[Any]:
+    def weight_buckets(self, verify: bool = True) -> Iterator[Bucket]:
         """The weights in parts, each to be passed to `Rollouts.load_weights` as it is; `verify`: with checksums."""
         ...
 
@@ -124,11 +134,11 @@ class Rewards(Role, Protocol):
         """Workers that died and have been replaced so far."""
         ...
 
-    def submit(self, rollouts: Sequence[Rollout]) -> Any:
+    def submit(self, rollouts: Sequence[Rollout]) -> ScoreTicket:
         """Starts scoring; returns a ticket for `collect`."""
         ...
 
-    def collect(self, ticket: Any) -> list[Score]:
+    def collect(self, ticket: ScoreTicket) -> list[Score]:
         """One score per rollout of the ticket, in order."""
         ...
 
@@ -145,15 +155,15 @@ class Rollouts(Role, Protocol):
         """Replicas that died and have been replaced so far."""
         ...
 
-    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> RolloutTicket:
         """Starts sampling with the weights of now; returns a ticket for `finished` and `collect`."""
         ...
 
-    def finished(self, ticket: Any) -> Iterator[tuple[int, list[Rollout]]]:
+    def finished(self, ticket: RolloutTicket) -> Iterator[tuple[int, list[Rollout]]]:
         """(place of a prompt, its samples), each as soon as it is there."""
         ...
 
-    def collect(self, ticket: Any) -> list[Rollout]:
+    def collect(self, ticket: RolloutTicket) -> list[Rollout]:
         """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
         ...
 
@@ -165,7 +175,7 @@ class Rollouts(Role, Protocol):
         """New weights are about to be sent."""
         ...
 
-    def load_weights(self, bucket: Any) -> None:
+    def load_weights(self, bucket: Bucket) -> None:
         """Takes one part of new weights; nothing is sampled until `finish_weights`."""
         ...
 

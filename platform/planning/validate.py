@@ -14,6 +14,7 @@ from tandem.platform.config.schema import Config, ConfigError, settings
 from tandem.platform.config.setting import BOUNDS
 from tandem.platform.loop.metrics import TOTALS
 from tandem.platform.loop.schedules import schedule_problems
+from tandem.platform.planning.choices import choices_of
 from tandem.platform.planning.validate_algo import algo_problems, algo_warnings
 from tandem.platform.rewards.functions import REWARDS
 from tandem.platform.system.text import did_you_mean
@@ -45,7 +46,7 @@ def _values(config: Config) -> Iterator[str]:
     for key, value, meta in settings(config):
         if value is None:
             continue
-        choices = meta.get("choices")
+        choices = choices_of(key, meta)
         is_own = meta.get("or_path") and ":" in str(value)
         if choices and value not in choices and not is_own:
             own = ", nor path.py:name" if meta.get("or_path") else ""
