@@ -31,7 +31,8 @@ from tandem.platform.config.schema import ActorConfig, AlgoConfig, CriticConfig,
 from tandem.platform.system.terminal import say
 from tandem.platform.system.text import human_bytes
 from tandem.workers.cluster.runtime import Rank, peak_memory_bytes
-from tandem.workers.models.loading import ValueModel, untrained
+from tandem.workers.models.loading import untrained
+from tandem.workers.models.value import ValueModel
 from tandem.workers.roles.actor import ActorSpec, ActorWorker
 from tandem.workers.roles.critic import CriticSpec, CriticWorker
 from tandem.workers.roles.rehearsal import micro_batch, working_bytes

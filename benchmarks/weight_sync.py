@@ -15,7 +15,7 @@ import time
 import torch
 
 from tandem.launch.assembly import prepare
-from tandem.launch.assembly.roles import RayRoles
+from tandem.launch.assembly.ray_roles import RayRoles
 from tandem.launch.compose.compose import compose
 from tandem.platform.algorithms.registry import algorithm_of
 from tandem.platform.loop.protocols import Roles

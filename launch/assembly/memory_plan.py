@@ -20,7 +20,8 @@ from tandem.platform.planning.memory import Group, Room, needed, rows_of, settle
 from tandem.platform.planning.plan import RolePlan, role_plans, role_ranks
 from tandem.platform.system.text import human_bytes
 from tandem.workers.models.footprint import available_bytes
-from tandem.workers.models.loading import DTYPES, LOAD_ERRORS, ValueModel, prepared, skeleton, untrained
+from tandem.workers.models.loading import DTYPES, LOAD_ERRORS, prepared, skeleton, untrained
+from tandem.workers.models.value import ValueModel
 from tandem.workers.roles.rehearsal import Unknown, sampling_bytes, working_bytes
 from tandem.workers.roles.rollout import engine_name
 

@@ -20,7 +20,7 @@ from tandem.platform.loop.driver import Driver
 from tandem.platform.loop.protocols import Roles, TrainingError
 from tandem.platform.system.files import refuse_links
 from tandem.platform.system.readers import parsed
-from tandem.workers.groups.calls import is_the_users
+from tandem.workers.cluster.postmortem import is_the_users
 from tandem.workers.models.description import save_description
 
 FIXED = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,15 @@ from tandem.platform.loop.protocols import Roles
 from tandem.platform.planning.plan import role_ranks
 from tandem.platform.rewards.functions import verifier_of
 from tandem.workers.cluster.cluster import usable_cpus
-from tandem.workers.cluster.node_files import NodeFile, check_nodes
-from tandem.workers.cluster.placement import Placement, Request, plan_placement, sorted_by_node
-from tandem.workers.cluster.runtime import Rank, process_id
-from tandem.workers.groups.calls import Watch
+from tandem.workers.cluster.node_files import NodeFile
+from tandem.workers.cluster.placement import Placement, Request, plan_placement
+from tandem.workers.cluster.runtime import Rank
 from tandem.workers.groups.inline import InlineRollouts
-from tandem.workers.groups.weights import WeightChannel
 from tandem.workers.roles.actor import ActorSpec, ActorWorker
 from tandem.workers.roles.critic import CriticSpec, CriticWorker
 from tandem.workers.roles.reference import ReferenceSpec, ReferenceWorker
 from tandem.workers.roles.reward import RewardRank, RewardSpec
-from tandem.workers.roles.rollout import ENGINES, RolloutSpec, RolloutWorker, engine_name
-from tandem.workers.sync.transports import choose_transport
+from tandem.workers.roles.rollout import RolloutSpec, RolloutWorker
 
 WORKERS: dict[str, Any] = {
     "rollout": RolloutWorker,
@@ -154,158 +149,3 @@ def placement_here(config: Config, algorithm: Algorithm, on_gpu: bool) -> Placem
 def wants_gpu(config: Config, available: bool) -> bool:
     """Whether models go on GPUs, where `available` says if there are any."""
     return config.trainer.device == "cuda" or (config.trainer.device == "auto" and available)
-
-
-class RayRoles:
-    """The roles as Ray actors named `<role>-<rank>`: created at once, ready after `wait`, ended by `close`."""
-
-    def __init__(self, config: Config, algorithm: Algorithm, path: str, note: Callable[[str], None]) -> None:
-        """Reserves their places and creates them, without waiting for their models; `note` shows a line.
-
-        Raises:
-            ConfigError: the cluster has no place for them, or a node lacks a file that they need.
-        """
-        import ray
-
-        from tandem.workers.cluster.placement import reserve
-
-        self.config = config
-        on_gpu = wants_gpu(config, ray.cluster_resources().get("GPU", 0.0) > 0)
-        self.device = "cuda" if on_gpu else "cpu"
-        self.specs = role_specs(config, algorithm, path)
-        self.ranks: dict[str, Any] = {}
-        self._watch = Watch()
-        request, name = request_of(config, algorithm, on_gpu), f"{config.run.name}-{uuid.uuid4().hex[:6]}"
-        placement, self.group = reserve(request, name, config.cluster.reserve_timeout_s, note)
-        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
-        self.placement = sorted_by_node(placement, homes)
-        self._nodes = {bundle: (nodes.get(home, "unknown"), home) for bundle, home in homes.items()}
-        # Refused before any model is loaded, which may take minutes.
-        tenants: dict[int, list[str]] = {}
-        for slot in self.placement.slots:
-            tenants.setdefault(slot.bundle, []).append(slot.role)
-        files = files_of(config, path, list(self.specs))
-        check_nodes(files, self.group, self._nodes, tenants, config.cluster.startup_timeout_s, note)
-        self._channel, self._takes_turns = WeightChannel(*self._transport()), takes_turns(config, on_gpu)
-        self._starting = {name: self._spawn_all(name) for name in self.specs}
-
-    def wait(self) -> Roles:
-        """Waits until every rank has loaded its model; raises WorkerFailed naming the one that did not."""
-        from tandem.workers.groups.facades import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup
-        from tandem.workers.groups.rollouts import RolloutGroup
-
-        deadline = time.monotonic() + self.config.cluster.startup_timeout_s
-        for name, (pids, starts) in self._starting.items():
-            self._note_pids(name, pids, deadline)
-            self.ranks[name].wait("start", starts, max(0.0, deadline - time.monotonic()))
-        actor = ActorGroup(self.ranks["actor"], self._channel)
-        rollouts = RolloutGroup(
-            self.ranks["rollout"],
-            self.config.rollout.max_batch_sequences,
-            continuous=self._is_continuous,
-            source=actor,
-            start=lambda rank: self._start_again("rollout", rank),
-            channel=self._channel,
-        )
-        rollouts.connect()
-        return Roles(
-            actor=actor,
-            rewards=RewardGroup(self.ranks["reward"], lambda rank: self._start_again("reward", rank)),
-            rollouts=rollouts,
-            critic=CriticGroup(self.ranks["critic"]) if "critic" in self.ranks else None,
-            reference=ReferenceGroup(self.ranks["reference"]) if "reference" in self.ranks else None,
-            devices=self.placement.amount("GPU" if self.device == "cuda" else "CPU"),
-            takes_turns=self._takes_turns,
-        )
-
-    def close(self) -> None:
-        """Ends the actors and frees the bundles."""
-        import ray
-
-        from tandem.workers.groups.facades import kill
-
-        for ranks in self.ranks.values():
-            kill(ranks)
-        self.ranks = {}
-        if self.group is not None:
-            ray.util.remove_placement_group(self.group)
-            self.group = None
-
-    @property
-    def _is_continuous(self) -> bool:
-        """Whether the engine takes new prompts while it runs others."""
-        engine: Any = ENGINES[engine_name(self.config.rollout.engine, self.device == "cuda")]
-        return bool(engine.continuous)
-
-    def _transport(self) -> tuple[str, list[int]]:
-        """How weights reach the replicas, by where they are; and by replica the actor's rank that sends them."""
-        actors, replicas = self.placement.of("actor"), self.placement.of("rollout")
-        nodes = [self._nodes[slot.bundle][1] for slot in (actors[0], *replicas)]
-        in_bundle = {slot.bundle: slot.rank for slot in actors}
-        partners = [in_bundle.get(slot.bundle) for slot in replicas]
-        transport = choose_transport(self.config.trainer.weight_transport, nodes, self.device == "cuda", partners)
-        return transport, [partner or 0 if transport == "ipc" else 0 for partner in partners]
-
-    def _spawn_all(self, name: str) -> tuple[list[Any], list[Any]]:
-        """Creates the ranks of a role; returns what their process ids and their `start` will give, without waiting."""
-        from tandem.workers.groups.calls import Ranks
-
-        cluster, spawned = self.config.cluster, [self._spawn(name, rank) for rank in range(len(self.placement.of(name)))]
-        handles, homes = [handle for handle, _ in spawned], [home for _, home in spawned]
-        can_restart = name in ("rollout", "reward")  # the others share a process group, or have state of their own
-        self.ranks[name] = Ranks(
-            name,
-            handles,
-            homes,
-            cluster.call_timeout_s,
-            (lambda rank: self._spawn(name, rank)) if can_restart else None,
-            cluster.max_restarts,
-            self._watch,
-        )
-        if not can_restart:
-            self._watch.watched.append(self.ranks[name])
-        pids = [handle.__ray_call__.remote(process_id) for handle in handles]
-        if name in ("actor", "critic"):
-            meeting = handles[0].address.remote()
-            return pids, [handle.start.remote(meeting) for handle in handles]
-        return pids, [handle.start.remote() for handle in handles]
-
-    def _spawn(self, name: str, rank: int) -> tuple[Any, Any]:
-        """A new actor in the place of this rank, and where it will run; not started yet."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        from tandem.workers.groups.calls import Home
-        from tandem.workers.groups.rollouts import QUEUED
-
-        slots = self.placement.of(name)
-        slot = slots[rank]
-        options = {
-            "num_cpus": slot.cpus,
-            "num_gpus": slot.gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, slot.bundle),
-        }
-        if name == "rollout" and self._is_continuous:  # every call that may be queued at the engine, and some to manage it
-            calls = QUEUED * self.config.rollout.max_batch_sequences // self.config.rollout.samples_per_prompt
-            options["max_concurrency"] = 4 + calls
-        if name == "reward":  # a call per prompt, enough to keep all processes busy
-            options["max_concurrency"] = 4 + max(64, self.config.reward.processes)
-        if name not in self.ranks:  # the name of a dead actor stays taken for a while
-            options["name"] = f"{name}-{rank}"
-        own = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")
-        return ray.remote(WORKERS[name]).options(**options).remote(self.specs[name], own), Home(*self._nodes[slot.bundle])
-
-    def _start_again(self, name: str, rank: int) -> Any:
-        """Starts a rank that replaces another; says where it runs."""
-        ranks, timeout_s = self.ranks[name], self.config.cluster.startup_timeout_s
-        handle = ranks.handles[rank]
-        pid, ready = handle.__ray_call__.remote(process_id), handle.start.remote()
-        number = ranks.wait_for("start", rank, pid, timeout_s)
-        ranks.wait_for("start", rank, ready, timeout_s)
-        return replace(ranks.homes[rank], pid=number)
-
-    def _note_pids(self, name: str, pids: list[Any], deadline: float) -> None:
-        ranks = self.ranks[name]
-        numbers = ranks.wait("start", pids, max(0.0, deadline - time.monotonic()))
-        ranks.homes = [replace(home, pid=pid) for home, pid in zip(ranks.homes, numbers, strict=True)]

@@ -15,7 +15,7 @@ from tandem.launch.assembly.facts import for_trackers
 from tandem.launch.assembly.folder import folder_of, make_folder, name_run
 from tandem.launch.assembly.memory_plan import MemoryPlan, advice, settle
 from tandem.launch.assembly.resume import Saver, changes, check_critic, checkpoints_of, restore
-from tandem.launch.assembly.roles import RayRoles, inline_roles, inline_workers
+from tandem.launch.assembly.roles import inline_roles, inline_workers
 from tandem.launch.assembly.signals import Signals, Terminated, unwrapped
 from tandem.launch.assembly.witness import Witness
 from tandem.launch.compose.compose import flat
@@ -42,9 +42,8 @@ from tandem.platform.records.recorder import Recorder, sample_rows
 from tandem.platform.records.samples import choose
 from tandem.platform.system.terminal import say
 from tandem.workers.cluster.cluster import connected
-from tandem.workers.cluster.postmortem import WorkerFailed, is_out_of_memory
+from tandem.workers.cluster.postmortem import WorkerFailed, is_out_of_memory, is_the_users
 from tandem.workers.cluster.private_cluster import session_folder
-from tandem.workers.groups.calls import is_the_users
 from tandem.workers.training.state import StateError
 
 WITNESS_S = 5.0  # for the witness of a run that was killed, which completes its records
@@ -269,6 +268,8 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, 
             stack.callback(workers["reward"].close)
             yield inline_roles(config, workers)
             return
+        from tandem.launch.assembly.ray_roles import RayRoles  # the only part of a run that needs Ray
+
         stack.enter_context(_watched_cluster(config, outputs, signals))
         outputs.display.phase("roles")
         ray_roles = RayRoles(config, algorithm, path, outputs.display.note)

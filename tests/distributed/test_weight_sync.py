@@ -14,7 +14,7 @@ import torch
 from privacy import is_loopback, listening, outsider, session, who_tells
 from torch import Tensor
 
-from tandem.launch.assembly.roles import RayRoles
+from tandem.launch.assembly.ray_roles import RayRoles
 from tandem.launch.compose.compose import compose
 from tandem.platform.algorithms.registry import resolve
 from tandem.platform.config.schema import Config, ModelConfig

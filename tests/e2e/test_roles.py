@@ -12,7 +12,7 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
     import ray
     from ray.util.state import list_actors, list_placement_groups
 
-    from tandem.launch.assembly.roles import RayRoles
+    from tandem.launch.assembly.ray_roles import RayRoles
     from tandem.launch.compose.compose import compose
     from tandem.platform.algorithms.registry import algorithm_of
     from tandem.workers.cluster.cluster import connected

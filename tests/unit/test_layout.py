@@ -86,6 +86,18 @@ def test_the_schema_needs_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
+def test_a_run_in_one_process_needs_no_ray(tmp_path: Path) -> None:
+    small = ["run.steps=1", "model.warmstart.steps=0", "data.prompts_per_step=2", "task.eval_size=4", "checkpoint.every=0"]
+    code = (
+        "import sys\nsys.modules['ray'] = None  # an import of it fails\n"
+        "from tandem.launch.cli import main\nsys.exit(main(['train', *sys.argv[1:]]))"
+    )
+    command = [sys.executable, "-c", code, "cluster=inline", f"run.dir={tmp_path}", *small]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TANDEM_CACHE": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+
+
 def test_scripts_shadow_no_module(repo: Path) -> None:
     """`python launch/main.py` puts launch/ first on sys.path, of every Ray worker too."""
     names = {path.stem for path in (repo / "launch").iterdir()} - {"__init__", "__pycache__"}

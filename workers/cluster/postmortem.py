@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tandem.platform.loop.protocols import TrainingError
+
 LINES = 20
 TAIL_BYTES = 64 * 2**10
 ASK_TIMEOUT_S = 10.0
@@ -22,6 +24,11 @@ NO_MEMORY = (
 
 class WorkerFailed(RuntimeError):
     """A worker died, hung or raised; the text says which, where, doing what, and the likely cause."""
+
+
+def is_the_users(error: BaseException) -> bool:
+    """Whether an error is the user's to mend: its text says all, a traceback would say nothing more."""
+    return isinstance(error, ValueError | TrainingError) and type(error).__module__.startswith("tandem.")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,12 +54,8 @@ def own_device_index() -> int:
 
 def own_device_indices() -> list[int]:
     """Which of the CUDA devices that torch sees Ray gave to this process; none outside Ray."""
-    try:
-        import ray
-
-        given = [str(number) for number in ray.get_gpu_ids()] if ray.is_initialized() else []
-    except ImportError:
-        given = []
+    ray = _ray()
+    given = [] if ray is None else [str(number) for number in ray.get_gpu_ids()]
     visible, noset = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(NOSET, "").lower() in ("1", "true")
     return device_indices(given, visible, noset)
 
@@ -186,11 +183,11 @@ def own_interface() -> Iterator[None]:
 
 def _own_address() -> str:
     """The address other nodes reach this one by; the loopback where Ray does not know one."""
-    try:
-        import ray
+    ray = _ray()
+    return socket.gethostbyname("localhost") if ray is None else str(ray.util.get_node_ip_address())
 
-        if ray.is_initialized():
-            return str(ray.util.get_node_ip_address())
-    except ImportError:
-        pass
-    return socket.gethostbyname("localhost")
+
+def _ray() -> Any:
+    """Ray, in a process that it runs; None elsewhere. A process of Ray has loaded it, so it is not imported here."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None

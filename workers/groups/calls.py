@@ -10,8 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from tandem.platform.loop.protocols import TrainingError
-from tandem.workers.cluster.postmortem import WorkerFailed, last_words
+from tandem.workers.cluster.postmortem import WorkerFailed, is_the_users, last_words
 
 DEATH_IS_SEEN_S = 5.0  # Ray tells of a dead process about as fast as the ranks it was connected to fail
 LOOK_S = 5.0  # seconds between looks at ranks that are not waited for
@@ -184,11 +183,6 @@ class Ranks:
     def _log(self, rank: int, stacks: bool = False) -> str:
         home = self.homes[rank]
         return "" if home.pid is None else last_words(home.node_id, home.pid, stacks)
-
-
-def is_the_users(error: BaseException) -> bool:
-    """Whether an error is the user's to mend: its text says all, a traceback would say nothing more."""
-    return isinstance(error, ValueError | TrainingError) and type(error).__module__.startswith("tandem.")
 
 
 def _is_dead(handle: Any) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tandem.platform.experience.batch import Prompt, Rollout
 from tandem.platform.loop.protocols import Sampling
-from tandem.workers.groups.rollouts import compare_checksums
 from tandem.workers.roles.rollout import RolloutWorker
+from tandem.workers.sync.checksums import compare_checksums
 from tandem.workers.sync.transports import Sent
 
 

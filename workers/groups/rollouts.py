@@ -14,11 +14,12 @@ from enum import Enum
 from typing import Any
 
 from tandem.platform.experience.batch import Prompt, Rollout
-from tandem.platform.loop.protocols import Sampling, WeightSyncError
+from tandem.platform.loop.protocols import Sampling
 from tandem.workers.cluster.postmortem import WorkerFailed
 from tandem.workers.groups.calls import Home, Ranks, WorkerDied
 from tandem.workers.groups.facades import ActorGroup, kill
 from tandem.workers.groups.weights import WeightChannel
+from tandem.workers.sync.checksums import compare_checksums
 
 QUEUED = 2  # an engine has so many times what it runs at once: it never waits for the next prompt
 
@@ -349,16 +350,3 @@ class RolloutGroup:
         allowed = {State.STALE: (State.DEAD, State.HEALTHY, State.STALE), State.HEALTHY: (State.STALE,)}
         assert state is State.DEAD or replica.state in allowed[state], f"replica {rank}: {replica.state} to {state}"
         replica.state, replica.death = state, death
-
-
-def compare_checksums(sent: Mapping[str, int], arrived: Mapping[str, int], who: str) -> None:
-    """Refuses weights that did not arrive as sent.
-
-    Raises:
-        WeightSyncError: names the first tensor that is missing, unexpected or different.
-    """
-    for name in sorted(sent.keys() | arrived.keys()):
-        if name not in arrived or name not in sent:
-            raise WeightSyncError(f"{who}: tensor {name} was {'sent' if name in sent else 'received'} on one side only")
-        if sent[name] != arrived[name]:
-            raise WeightSyncError(f"{who}: tensor {name} has checksum {arrived[name]}, but {sent[name]} was sent")

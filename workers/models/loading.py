@@ -15,6 +15,7 @@ from tandem.platform.config.schema import ConfigError, ModelConfig
 from tandem.platform.experience.batch import RolloutBatch, real_tokens
 from tandem.platform.system.text import shorten
 from tandem.workers.models.determinism import disable_dropout, without_rates
+from tandem.workers.models.value import ValueModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOAD_ERRORS = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, ImportError, SafetensorError)
@@ -152,33 +153,6 @@ def prepared(model: Any, config: ModelConfig) -> Any:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
-
-
-class ValueModel(nn.Module):
-    """A transformer body with a scalar head: output i is the value after token i.
-
-    The head starts at zero, so the first values are 0 and not noise, or as the score head of a reward model.
-    """
-
-    def __init__(self, body: Any) -> None:
-        super().__init__()
-        self.body = body
-        self.config = body.config
-        self.head = nn.Linear(body.config.get_text_config().hidden_size, 1, dtype=body.dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-
-    @torch.no_grad()
-    def start_from(self, score: nn.Linear) -> None:
-        """Copies a score head (1, H) into the value head: the value after a text's last token is then its score."""
-        self.head.weight.copy_(score.weight)
-        if score.bias is not None:
-            self.head.bias.copy_(score.bias)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, T) float32."""
-        hidden = self.body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        return self.head(hidden).squeeze(-1).float()
 
 
 def token_logits(forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:

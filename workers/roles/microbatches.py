@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem.platform.experience.batch import RolloutBatch, TrainBatch, real_tokens
 from tandem.platform.experience.partition import microbatches
-from tandem.workers.training.deepspeed import TrainerBackend
+from tandem.workers.training.backend import TrainerBackend
 
 Scorer = Callable[[Callable[..., Any], RolloutBatch], Tensor]
 """(forward pass, micro-batch on the device) -> (rows, columns) of numbers, on the token axis."""

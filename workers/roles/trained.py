@@ -16,7 +16,8 @@ from tandem.workers.cluster.runtime import Rank, Rendezvous, own_interface, peak
 from tandem.workers.models.determinism import check_passes
 from tandem.workers.roles.microbatches import training_parts
 from tandem.workers.sync.transports import ObjectStore, Packed
-from tandem.workers.training.deepspeed import DeepSpeedBackend, TrainerBackend
+from tandem.workers.training.backend import TrainerBackend
+from tandem.workers.training.deepspeed import DeepSpeedBackend
 from tandem.workers.training.random_states import random_states, seed_random, set_random_states
 
 BACKENDS: dict[str, Any] = {"deepspeed": DeepSpeedBackend}

@@ -23,9 +23,10 @@ from tandem.platform.config.schema import Config, ConfigError, CriticConfig, Mod
 from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
 from tandem.platform.loop.metrics import reduce_totals
 from tandem.workers.cluster.runtime import Rank
-from tandem.workers.models.loading import ValueModel, load_critic
+from tandem.workers.models.loading import load_critic
 from tandem.workers.models.reward_model import RewardModel
 from tandem.workers.models.tiny import character_tokenizer
+from tandem.workers.models.value import ValueModel
 from tandem.workers.roles.critic import CriticSpec, CriticWorker
 
 TOKENIZER = character_tokenizer("0123456789+=")
