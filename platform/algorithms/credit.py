@@ -49,8 +49,9 @@ def credit(
         found = correct(inferred.old_logprobs, batch.rollout_logprobs, batch.response_mask, algo)
         weights, metrics = found.weights, {**metrics, **found.metrics}
         batch = replace(batch, response_mask=found.mask)
-    whitens = algo.whiten_advantages or algorithm.estimator.whitens
-    advantages = (whiten if whitens else masked_fill_zero)(given.advantages, batch.response_mask)
+    advantages = masked_fill_zero(given.advantages, batch.response_mask)
+    if algo.whiten_advantages or algorithm.estimator.whitens:
+        advantages = whiten(given.advantages, batch.response_mask)
     train_batch = TrainBatch(
         rollout=batch,
         old_logprobs=inferred.old_logprobs,

@@ -120,8 +120,8 @@ class Collector:
         while len(full) < wanted and rounds < algo.dynamic_max_rounds and self.taken < self.rounds:
             groups, rounds = self._round(step), rounds + 1
             sampled += groups
-            for group in groups:
-                (full if group.varies(algo.dynamic_metric) else silent).append(group)
+            full += [group for group in groups if group.varies(algo.dynamic_metric)]
+            silent += [group for group in groups if not group.varies(algo.dynamic_metric)]
         full, surplus = full[:wanted], full[wanted:]
         missing = wanted - len(full)
         is_at_cap = rounds == algo.dynamic_max_rounds and not self.is_exhausted  # no further round could be made

@@ -103,10 +103,11 @@ def sorted_by_node(placement: Placement, homes: Mapping[int, str]) -> Placement:
         homes: node of each bundle, as Ray placed them.
     """
     nodes = sorted(set(homes.values()))
-    moved: dict[int, int] = {}
+    moved: dict[int, int] = {}  # bundle in the plan -> bundle of the same size that takes its place
     for kind in {tuple(sorted(bundle.items())) for bundle in placement.bundles}:
         alike = [number for number, bundle in enumerate(placement.bundles) if tuple(sorted(bundle.items())) == kind]
-        moved |= zip(alike, sorted(alike, key=lambda number: (nodes.index(homes[number]), number)), strict=True)
+        by_node = sorted(alike, key=lambda number: (nodes.index(homes[number]), number))
+        moved.update(zip(alike, by_node, strict=True))
     slots = tuple(replace(slot, bundle=moved[slot.bundle]) for slot in placement.slots)
     return replace(placement, slots=slots)
 
