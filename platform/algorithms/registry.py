@@ -235,5 +235,5 @@ def _own(spec: str, setting: str, kind: type[Part]) -> Part:
     if isinstance(part, kind):
         return part
     if not callable(part):
-        raise ConfigError(f"{setting}={spec} is of type {type(part).__name__}, neither a function nor a {kind.__name__}")
+        raise ConfigError(f"{setting}={spec} is of type {type(part).__name__}, neither a function nor an {kind.__name__}")
     return kind(part)
