@@ -295,7 +295,7 @@ class CheckpointConfig:
 
     every: int = setting(50, "training steps between checkpoints; 0: only after the last step", at_least=0)
     keep: int = setting(2, "number of newest checkpoints to keep", at_least=1)
-    keep_best: int = setting(0, "number of best checkpoints to keep too, by the first held-out accuracy", at_least=0)
+    keep_best: int = setting(0, "best checkpoints to keep too, by greedy accuracy on the first held-out set", at_least=0)
     on_signal: bool = setting(True, "on SIGTERM, SIGHUP or Ctrl-C, save the last completed step before ending")
     dir: str | None = setting(None, "folder or address (s3://bucket/path) of the checkpoints; null: in the run's folder")
     resume: str = setting(
