@@ -171,5 +171,5 @@ def own_folder(path: Path, below: Path) -> Path:
     try:
         path.mkdir(exist_ok=True)
     except FileExistsError as error:
-        raise FileError(f"{path} is no folder") from error
+        raise FileError(f"{path} is not a folder") from error
     return path

@@ -186,7 +186,7 @@ def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
     assert read_text(run / "file") == "x"
     with pytest.raises(FileError, match="to is a link"):
         own_folder(run / "to", below=run)
-    with pytest.raises(FileError, match="x is no folder"):
+    with pytest.raises(FileError, match="x is not a folder"):
         own_folder(run / "sub" / "x", below=run)
 
 
