@@ -1,8 +1,8 @@
-"""Advantage estimators: from rewards (and values) to advantages (and returns). Pure functions.
+"""Advantage estimators: pure functions from rewards (and values) to advantages (and returns).
 
-Legend of `batch.py`: B sequences, T tokens; index t speaks of token t. Tokens outside the response mask are skipped: the
-result equals that of the sequence with those tokens taken out, so a tool's output inside a response changes nothing.
-`ALGORITHMS.md` has all formulas side by side.
+Notation of `batch.py`: B sequences, T tokens; index t refers to token t. Tokens outside the response mask are skipped: the
+result is the same as for the sequence without these tokens, so tool output inside a response changes nothing.
+`ALGORITHMS.md` lists all formulas side by side.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tandem.platform.experience.masked import EPS, masked_fill_zero
 def gae(
     token_rewards: Tensor, values: Tensor, mask: Tensor, final_values: Tensor, *, gamma: float, lam: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation: advantages and returns, both (B, T) float32 and 0 outside the mask.
+    """Generalised advantage estimation: advantages and returns, both (B, T) float32, 0 outside the mask.
 
         delta_t = r_t + gamma * V_{t+1} - V_t
         A_t     = delta_t + gamma * lam * A_{t+1}
         R_t     = A_t + V_t
 
-    where t + 1 is the next token that the mask selects. After the last one, V is `final_values`: 0 for a response that
-    ended, the critic's value of the whole sequence for one that is bootstrapped.
+    where t + 1 is the next token that the mask selects. V after the last token is `final_values`: 0 for a complete
+    response, the critic's value of the whole sequence for a bootstrapped response.
 
     Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, eq. 11 and 16,
     https://arxiv.org/abs/1506.02438
 
     Args:
         token_rewards, values: (B, T) float32. mask: (B, T) bool. final_values: (B,) float32.
-        lam: one for all rows, or one each (B,) float32.
+        lam: one number for all rows, or one per row (B,) float32.
     """
     assert token_rewards.shape == values.shape == mask.shape, "token_rewards, values and mask differ in shape"
     assert final_values.shape == mask.shape[:1], f"final_values {tuple(final_values.shape)}, expected ({mask.shape[0]},)"
@@ -49,11 +49,11 @@ def gae(
 
 
 def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
-    """Lambda of each row from the length of its response: (B,) float32 in [0, 1).
+    """Lambda of each row, computed from the length of its response: (B,) float32 in [0, 1).
 
         lam = max(0, 1 - 1 / (alpha * l))        l: tokens that the mask selects
 
-    The sum of the weights lam^k that GAE gives to the errors ahead is then alpha * l: in proportion to the length.
+    The weights lam^k that GAE gives to future errors then sum to alpha * l, in proportion to the length.
 
     Yue et al., VAPO, section 4.2, https://arxiv.org/abs/2504.05118
     """
@@ -62,17 +62,17 @@ def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
 
 
 def outcomes(token_rewards: Tensor, mask: Tensor) -> Tensor:
-    """(B,) float32: the sum of the rewards on the tokens that the mask selects now; 0 for an empty response."""
+    """(B,) float32: the sum of the rewards on the tokens that the mask selects; 0 for an empty response."""
     return masked_fill_zero(token_rewards, mask).sum(dim=1)
 
 
 def rewards_to_go(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
-    """What each token and those after it earn: (B, T) float32, 0 outside the mask.
+    """Discounted rewards-to-go of each token: (B, T) float32, 0 outside the mask.
 
         G_t = r_t + gamma * G_{t+1}        t + 1: the next token that the mask selects
 
-    Williams, Simple Statistical Gradient-Following Algorithms, 1992; with a KL penalty in r_t and followed by whitening
-    over the batch it is REINFORCE++, Hu et al., https://arxiv.org/abs/2501.03262
+    Williams, Simple Statistical Gradient-Following Algorithms, 1992. With a KL penalty in r_t, and followed by whitening
+    over the batch, this is REINFORCE++: Hu et al., https://arxiv.org/abs/2501.03262
     """
     nothing = torch.zeros_like(token_rewards[:, 0])
     return gae(token_rewards, torch.zeros_like(token_rewards), mask, nothing, gamma=gamma, lam=1.0)[0]
@@ -83,13 +83,13 @@ Baseline = Callable[[Tensor], Tensor]
 
 
 def group_relative(scores: Tensor, group_ids: Tensor, scored: Tensor, *, group_std: str) -> Tensor:
-    """How much better than its group each sample is: (B,) float32.
+    """Advantage of each sample relative to its group: (B,) float32.
 
         A_i = (r_i - mean(r)) / (std(r) + eps)        eps = 1e-6
 
-    over the scored samples of the same group id, wherever they stand in the batch. `group_std`: "sample" (n - 1),
-    "population" (n) or "none" (divides by 1, as in Dr. GRPO). A group whose scores are all equal, or that has one scored
-    sample, gets exactly 0; so does a sample that is not scored.
+    over the scored samples with the same group id, at any position in the batch. `group_std`: "sample" (n - 1),
+    "population" (n) or "none" (divides by 1, as in Dr. GRPO). A group whose scores are all equal, or with only one scored
+    sample, gets exactly 0; so does an unscored sample.
 
     Shao et al., DeepSeekMath, section 4.1.2, https://arxiv.org/abs/2402.03300 ; without the std: Liu et al.,
     Understanding R1-Zero-Like Training, https://arxiv.org/abs/2503.20783
@@ -105,7 +105,7 @@ def group_relative(scores: Tensor, group_ids: Tensor, scored: Tensor, *, group_s
 
 
 def leave_one_out(scores: Tensor, group_ids: Tensor, scored: Tensor) -> Tensor:
-    """How much better each sample is than the others of its group: (B,) float32, arguments as in `group_relative`.
+    """Advantage of each sample over the other samples of its group: (B,) float32. Arguments as in `group_relative`.
 
         A_i = r_i - mean of r_j over j != i  =  n / (n - 1) * (r_i - mean(r))
 
@@ -119,15 +119,17 @@ def leave_one_out(scores: Tensor, group_ids: Tensor, scored: Tensor) -> Tensor:
 
 
 def length_weighted(scores: Tensor, lengths: Tensor, group_ids: Tensor, scored: Tensor) -> Tensor:
-    """How much better than the length-weighted mean of its group each sample is: (B,) float32.
+    """Advantage of each sample over the length-weighted mean of its group: (B,) float32.
 
         A_i = r_i - sum_j l_j r_j / sum_j l_j        l: tokens the policy wrote
 
-    the baseline of least gradient variance, when a response's squared gradient norm grows with its length. Meant for one
-    update per batch. Hao et al., On-Policy RL with Optimal Reward Baseline (OPO), eq. 8, https://arxiv.org/abs/2505.23585
+    This baseline has the lowest gradient variance if the squared gradient norm of a response grows with its length. Meant
+    for one update per batch. A group without any token gets 0.
+
+    Hao et al., On-Policy RL with Optimal Reward Baseline (OPO), eq. 8, https://arxiv.org/abs/2505.23585
 
     Args:
-        lengths: (B,) int64; the others as in `group_relative`. A group without a token gets 0.
+        lengths: (B,) int64; the other arguments as in `group_relative`.
     """
     assert lengths.shape == scores.shape, "lengths and scores differ in shape"
     advantages = torch.zeros_like(scores)
@@ -139,7 +141,7 @@ def length_weighted(scores: Tensor, lengths: Tensor, group_ids: Tensor, scored: 
 
 
 def batch_relative(scores: Tensor, scored: Tensor) -> Tensor:
-    """How much better than the batch each sample is: (B,) float32, 0 where not scored.
+    """Advantage of each sample over the batch mean: (B,) float32, 0 where not scored.
 
         A_i = r_i - mean(r)        over all scored samples of the batch
 
@@ -149,11 +151,11 @@ def batch_relative(scores: Tensor, scored: Tensor) -> Tensor:
 
 
 def against_greedy(scores: Tensor, baselines: Tensor, scored: Tensor) -> Tensor:
-    """How much better than the greedy response to its prompt each sample is: (B,) float32.
+    """Advantage of each sample over the greedy response to its prompt: (B,) float32.
 
         A_i = r_i - r(greedy response)
 
-    0 where the sample is not scored, or its greedy response is not (`baselines` NaN).
+    0 where the sample or its greedy response is not scored (`baselines` is NaN for the latter).
     Li et al., ReMax, eq. 5, https://arxiv.org/abs/2310.10505
 
     Args:
@@ -166,13 +168,14 @@ def against_greedy(scores: Tensor, baselines: Tensor, scored: Tensor) -> Tensor:
 def process_relative(
     token_rewards: Tensor, step_ends: Tensor, mask: Tensor, group_ids: Tensor, scored: Tensor, *, group_std: str
 ) -> Tensor:
-    """Process supervision: the normalised rewards of a token's own and later steps, summed: (B, T) float32, 0 outside.
+    """Process supervision: sums the normalised rewards of the current and later steps. (B, T) float32, 0 outside the mask.
 
         r'_k = (r_k - mean(r)) / (std(r) + eps)        over all steps of all samples of the group
         A_t  = sum of r'_k over the steps k that end at t or later
 
-    A step is a token that `step_ends` and the mask select, worth `token_rewards` there and on the tokens since the step
-    before (a KL penalty, if there is one). A group whose steps are all worth the same, or with one step, gets exactly 0.
+    A step ends at each token that both `step_ends` and the mask select. Its reward is the sum of `token_rewards` since the
+    previous step, including any KL penalty. A group with only one step, or whose steps all have the same reward, gets
+    exactly 0.
 
     Shao et al., DeepSeekMath, section 4.1.3, https://arxiv.org/abs/2402.03300
 
@@ -197,13 +200,13 @@ def process_relative(
 def is_constant(values: Tensor) -> bool:
     """Whether a group carries no signal: fewer than two scores, or all equal.
 
-    Found by comparing, not by the std, which float rounding makes non-zero.
+    Compares the scores instead of testing the std, which float rounding can make non-zero.
     """
     return len(values) < 2 or bool(values.max() == values.min())
 
 
 def _groups(scores: Tensor, group_ids: Tensor, scored: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """(which samples, their scores in float64) of every group that carries signal."""
+    """(mask of the members (B,) bool, their scores in float64) of every group that carries signal."""
     assert scores.shape == group_ids.shape == scored.shape, "scores, group_ids and scored differ in shape"
     for group in sorted(set(group_ids.tolist())):
         members = (group_ids == group) & scored
@@ -220,7 +223,7 @@ def _per_group(scores: Tensor, group_ids: Tensor, scored: Tensor, baseline: Base
 
 
 def _spread(values: Tensor, group_std: str) -> Tensor:
-    """What a group's advantages are divided by."""
+    """The divisor of a group's advantages."""
     if group_std == "none":
         return values.new_ones(())
     return {"sample": values.std(), "population": values.std(correction=0)}[group_std] + EPS

@@ -1,8 +1,8 @@
-"""Correction of the policy loss for samples that another distribution than the trainer's gave. Pure.
+"""Correction of the policy loss for samples drawn from a distribution other than the trainer's. Pure.
 
-An engine's numerics, or its age, make it sample from mu where the trainer's policy is pi_old. The log-probs of both are
-known, so each token's or response's loss is weighted by rho = pi_old / mu, bounded from above, or left out where rho is out
-of range.
+Different numerics or stale weights make a rollout engine sample from mu, while the trainer's policy is pi_old. The
+log-probs of both are known. The loss of each token or response is therefore weighted by rho = pi_old / mu, bounded from
+above, or left out where rho is out of range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.platform.experience.masked import masked_fill_zero
 
 @dataclass(frozen=True)
 class Correction:
-    """Weights of the policy loss, the tokens that remain, and what there is to say of them."""
+    """Weights of the policy loss, the mask of the tokens that remain, and metrics of both."""
 
     weights: Tensor  # (B, T) float32, 0 outside `mask`
     mask: Tensor  # (B, T) bool
@@ -27,7 +27,7 @@ class Correction:
 
 
 def importance_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, level: str) -> Tensor:
-    """rho of each token, or of its whole response: (B, T) float32, 0 outside the mask.
+    """The importance ratio rho of each token or of its whole response: (B, T) float32, 0 outside the mask.
 
         token:     rho_t = pi_old(token) / mu(token)
         sequence:  rho   = product of rho_t over the response
@@ -46,11 +46,12 @@ def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, algo: 
         truncate:  w = min(rho, max)
         mask:      w = rho where min <= rho <= max; elsewhere the token, or the response, is masked out of every loss
 
-    Truncated: Espeholt et al., IMPALA, https://arxiv.org/abs/1802.01561 , and for engine against trainer Yao et al., Your
+    Truncated: Espeholt et al., IMPALA, https://arxiv.org/abs/1802.01561 ; for engine and trainer: Yao et al., Your
     Efficient RL Framework Secretly Brings You Off-Policy RL Training, 2025. Masked: IcePop, Ling team, 2025.
 
     Metrics: `correction/{mean,max}` of rho, `correction/ess_frac` = (sum w)^2 / (n * sum w^2), the effective sample size as
-    a share, and `correction/masked_frac`; over tokens, or over responses with a token (`algo.correction_level`).
+    a share, and `correction/masked_frac`. They are taken over tokens, or over responses with at least one token
+    (`algo.correction_level`).
     """
     rho = importance_weights(old_logprobs, rollout_logprobs, mask, algo.correction_level)
     kept = mask

@@ -1,4 +1,4 @@
-"""Credit: from scored samples and what the models say of them to batches ready for the losses. Pure."""
+"""Credit: turns scored samples, log-probs and values into batches ready for the losses. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.platform.experience.metrics import Metrics
 def penalised_rewards(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig, coef: float) -> RolloutBatch:
     """Token rewards less the KL penalty, r_t - coef * KL_t, on the tokens of the response mask.
 
-    Ouyang et al., InstructGPT, eq. 2, https://arxiv.org/abs/2203.02155. With a coefficient of 0, the batch as it is.
+    Ouyang et al., InstructGPT, eq. 2, https://arxiv.org/abs/2203.02155. A coefficient of 0 returns the batch unchanged.
     """
     if coef == 0:
         return batch
@@ -32,33 +32,33 @@ def penalised_rewards(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig,
 def credit(
     batch: RolloutBatch, inferred: Inferred, algorithm: Algorithm, algo: AlgoConfig, kl_coef: float | None = None
 ) -> tuple[TrainBatch, Metrics]:
-    """The advantages (and returns) of every token the policy wrote, with all that the losses read.
+    """The advantages (and returns) of every token the policy wrote, together with everything the losses read.
 
-    In this order: KL penalty with `kl_coef` (`algo.kl_reward_coef` unless given), estimator, masks (muted samples, overlong
-    filter, correction), whitening over the tokens that remain. What is masked here has counted in its group's baseline.
+    In this order: KL penalty with `kl_coef` (default: `algo.kl_reward_coef`), estimator, masks (muted samples, overlong
+    filter, correction), whitening over the remaining tokens. Samples masked here still count in their group's baseline.
 
-    Metrics: with a reference `kl/sampled` (nats per token, by `algo.kl_reward_estimator`, over the tokens of all scored
-    samples, masked or not) and `kl/coef`, with a correction `correction/*`.
+    Metrics: with a reference, `kl/sampled` (nats per token, by `algo.kl_reward_estimator`, over the tokens of all scored
+    samples, masked or not) and `kl/coef`; with a correction, `correction/*`.
     """
     kl_coef = algo.kl_reward_coef if kl_coef is None else kl_coef
-    given = algorithm.estimator.advantages(penalised_rewards(batch, inferred, algo, kl_coef), inferred.values, algo)
+    estimate = algorithm.estimator.advantages(penalised_rewards(batch, inferred, algo, kl_coef), inferred.values, algo)
     weights, metrics = None, _kl_metrics(batch, inferred, algo, kl_coef)
     muted = batch.muted | batch.truncated if algo.overlong_filter else batch.muted
     batch = replace(batch, muted=muted, response_mask=batch.response_mask & ~muted[:, None])
     if algo.correction != "none":
-        found = correct(inferred.old_logprobs, batch.rollout_logprobs, batch.response_mask, algo)
-        weights, metrics = found.weights, {**metrics, **found.metrics}
-        batch = replace(batch, response_mask=found.mask)
-    advantages = masked_fill_zero(given.advantages, batch.response_mask)
+        correction = correct(inferred.old_logprobs, batch.rollout_logprobs, batch.response_mask, algo)
+        weights, metrics = correction.weights, {**metrics, **correction.metrics}
+        batch = replace(batch, response_mask=correction.mask)
+    advantages = masked_fill_zero(estimate.advantages, batch.response_mask)
     if algo.whiten_advantages or algorithm.estimator.whitens:
-        advantages = whiten(given.advantages, batch.response_mask)
+        advantages = whiten(estimate.advantages, batch.response_mask)
     train_batch = TrainBatch(
         rollout=batch,
         old_logprobs=inferred.old_logprobs,
         advantages=advantages,
         ref_logprobs=inferred.ref_logprobs,
         old_values=inferred.values.values if inferred.values else None,
-        returns=given.returns,
+        returns=estimate.returns,
         weights=weights,
         positive=batch.scored & (batch.accuracies > algo.positive_above) if algo.positive_nll_coef > 0 else None,
     )
@@ -76,17 +76,20 @@ def _kl_metrics(batch: RolloutBatch, inferred: Inferred, algo: AlgoConfig, coef:
 
 
 def halves(batch: TrainBatch) -> list[TrainBatch]:
-    """Every other prompt's samples and the rest, each with denominators of its own; none if there is one prompt only."""
+    """The samples of every other prompt, and the remaining samples: two mini-batches, each with its own denominators.
+
+    Empty if the batch has only one prompt.
+    """
     groups = torch.unique(batch.rollout.group_ids, return_inverse=True)[1]
     parts = [batch.select((groups % 2 == half).nonzero().squeeze(1)) for half in (0, 1)]
     return [part.as_minibatch() for part in parts] if int(groups.max()) > 0 else []
 
 
 def epochs(batch: TrainBatch, train: TrainConfig, seed: int) -> Iterator[list[TrainBatch]]:
-    """`epochs_per_batch` lists of the batch's `minibatches` parts, in a new random order of rows in each epoch.
+    """Yields `epochs_per_batch` lists of `minibatches` mini-batches, with the rows in a new random order in each epoch.
 
-    Each part carries its own global denominators. Mini-batches are of equal size in rows; `validate` refuses sizes that do
-    not divide. One without a token in the losses is left out: its optimizer step would follow momentum alone.
+    Each mini-batch carries its own global denominators. All have the same number of rows; `validate` refuses sizes that do
+    not divide. A mini-batch without any token in the losses is left out: its optimizer step would follow momentum alone.
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(train.epochs_per_batch):

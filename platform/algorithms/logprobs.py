@@ -1,4 +1,4 @@
-"""From logits to log-probs and entropies, on the token axis of `batch.py`."""
+"""Log-probs and entropies from logits, on the token axis of `batch.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEAST = -1e30  # stands for a log-prob of -inf
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """log p(token t | tokens before t) of the distribution sampled from: (B, T) float32, 0 at t = 0.
+    """log p(token t | tokens before t) under the sampling distribution: (B, T) float32, 0 at t = 0.
 
         log softmax(logits[:, t - 1] / temperature)[tokens[:, t]]
 
@@ -25,15 +25,15 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
 
 def log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
-    """log p - log q, float32, same shape as both: 0 where both are -inf, of which the plain difference would be NaN."""
+    """log p - log q, float32, same shape as both. Where both are -inf, returns 0 instead of NaN."""
     assert logprobs.shape == others.shape, f"log-probs of shapes {tuple(logprobs.shape)} and {tuple(others.shape)}"
     return logprobs.float().clamp(min=LEAST) - others.float().clamp(min=LEAST)
 
 
 def token_entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Entropy of the distribution token t is sampled from, in nats: (B, T) float32, 0 at t = 0.
+    """Entropy of the distribution that token t is sampled from, in nats: (B, T) float32, 0 at t = 0.
 
-    H_t = - sum_v p_v log p_v        with 0 log 0 = 0, so a logit of -inf is harmless, in its gradient too
+    H_t = - sum_v p_v log p_v        with 0 log 0 = 0, so a logit of -inf keeps the value and the gradient finite
     """
     return pad(entropy(logits[:, :-1].float() / temperature), (1, 0))
 

@@ -1,4 +1,4 @@
-"""The objective of each trained role: from a forward pass and a TrainBatch to a LossOutput. Pure."""
+"""The objective of each trained role: maps a forward pass and a TrainBatch to a LossOutput. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from tandem.platform.experience.masked import masked_fill_zero, masked_sum
 def policy_objective(
     logprobs: Tensor, entropy: Tensor, batch: TrainBatch, policy_loss: PolicyLoss, algo: AlgoConfig, max_tokens: int
 ) -> LossOutput:
-    """Policy loss + kl_loss_coef * KL - entropy_coef * entropy, each aggregated with the global denominators, and
-    positive_nll_coef * NLL of right answers, the mean over their tokens.
+    """The policy objective, to be minimised.
 
-    The NLL: Yue et al., VAPO, section 4.3, https://arxiv.org/abs/2504.05118
+        policy loss + kl_loss_coef * KL - entropy_coef * entropy + positive_nll_coef * NLL of correct answers
+
+    The first three terms are aggregated with the global denominators; the NLL is a mean over the tokens of correct answers
+    (Yue et al., VAPO, section 4.3, https://arxiv.org/abs/2504.05118).
 
     Args:
-        logprobs, entropy: (B, T) float32 of the model being trained. max_tokens: the longest response, in tokens.
+        logprobs, entropy: (B, T) float32 of the model being trained. max_tokens: longest allowed response, in tokens.
     """
     mask = batch.mask
-    # Selected before any arithmetic: in a backward pass, 0 * NaN from outside the mask would be NaN.
+    # Mask before any arithmetic: in the backward pass, 0 * NaN from outside the mask would be NaN.
     logprobs, entropy = masked_fill_zero(logprobs, mask), masked_fill_zero(entropy, mask)
     old_logprobs = masked_fill_zero(batch.old_logprobs, mask)
     ref_logprobs = None if batch.ref_logprobs is None else masked_fill_zero(batch.ref_logprobs, mask)
@@ -54,8 +56,8 @@ def policy_objective(
 
 
 def positive_nll(logprobs: Tensor, batch: TrainBatch) -> Tensor:
-    """The part of these rows (B, T) in the mean NLL over the tokens of right answers of the mini-batch: ()."""
-    assert batch.positive is not None, "the NLL of right answers needs to know which they are"
+    """The contribution () of these rows (B, T) to the mini-batch's mean NLL over the tokens of correct answers."""
+    assert batch.positive is not None, "the NLL of correct answers needs TrainBatch.positive"
     right = batch.mask & batch.positive[:, None]
     losses = log_likelihood_loss(logprobs, torch.ones_like(logprobs))
     return masked_sum(losses, right) / max(batch.num_positive_tokens, 1)
@@ -64,7 +66,7 @@ def positive_nll(logprobs: Tensor, batch: TrainBatch) -> Tensor:
 def _describe(
     logprobs: Tensor, entropy: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor | None, clipped: Tensor, mask: Tensor
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    """(sums, maxima) of what there is to say of a policy update."""
+    """Metrics of a policy update: (numerator, denominator) pairs, and maxima."""
     tokens = mask.sum()
     ratio = importance_ratio(logprobs, old_logprobs, mask)
     metrics = {
@@ -80,7 +82,7 @@ def _describe(
 def value_objective(
     values: Tensor, batch: TrainBatch, *, value_clip: float | None, aggregation: str, max_tokens: int
 ) -> LossOutput:
-    """Clipped value loss, aggregated like the policy's. `values` (B, T) float32 of the model being trained."""
+    """Clipped value loss, aggregated like the policy loss. `values`: (B, T) float32 of the model being trained."""
     assert batch.old_values is not None, "the value loss reads old values"
     assert batch.returns is not None, "the value loss reads returns"
     mask = batch.mask
@@ -106,5 +108,5 @@ def value_objective(
 
 
 def _share(batch: TrainBatch) -> Tensor:
-    """The part of its mini-batch's tokens that a micro-batch holds: summed over parts, 1 per mini-batch."""
+    """The micro-batch's share of the tokens of its mini-batch; the shares of a mini-batch sum to 1."""
     return batch.mask.sum() / max(batch.num_tokens, 1)

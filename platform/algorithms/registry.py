@@ -1,8 +1,8 @@
 """The algorithms, as data.
 
-An algorithm is a record: which estimator gives its advantages and which objective its policy follows. Numbers live in
-`conf/algo/*.yaml`. Nothing else mentions it: the loop asks the record what it needs. Parts of your own are given as
-`adv_estimator=path.py:name` and `algo.policy_loss=path.py:name`. To add one here, write it as a pure function in
+An algorithm is a record of an advantage estimator and a policy objective. Its numbers are in `conf/algo/*.yaml`. No other
+code names an algorithm: the loop asks the record what it needs. Users select their own parts with
+`adv_estimator=path.py:name` and `algo.policy_loss=path.py:name`. To add a built-in part, write a pure function in
 `advantages.py` or `losses.py`, and add a line to a dict below and a YAML file with its numbers.
 `ALGORITHMS.md` has the formulas.
 """
@@ -25,38 +25,38 @@ from tandem.platform.experience.batch import Credit, RolloutBatch, Values
 from tandem.platform.system.user_code import load_attribute
 
 Advantages = Callable[[RolloutBatch, Values | None, AlgoConfig], Credit]
-"""(samples with their final token rewards, values if there is a critic, numbers) -> credit."""
+"""(samples with their final token rewards, values if there is a critic, settings) -> credit."""
 
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, AlgoConfig], tuple[Tensor, Tensor]]
-"""(log-probs, old log-probs, advantages, mask, all (B, T), numbers) -> loss per token, whether a clip decided it."""
+"""(log-probs, old log-probs, advantages, mask, all (B, T), settings) -> loss per token, whether a clip determined it."""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """How advantages are estimated, and what that takes."""
+    """An advantage estimator and its requirements."""
 
     advantages: Advantages
     needs_critic: bool = False
-    needs_greedy: bool = False  # the reward of a greedy response to each prompt
-    rewards_steps: bool = False  # where in a response the steps end
-    min_group: int = 1  # fewest samples per prompt it can work with
-    one_update: bool = False  # meant for samples of the policy as it is: one optimizer step per batch
+    needs_greedy: bool = False  # reads the reward of a greedy response to each prompt
+    rewards_steps: bool = False  # reads where the steps of a response end
+    min_group: int = 1  # fewest samples per prompt
+    one_update: bool = False  # assumes on-policy samples: one optimizer step per batch
     whitens: bool = False  # over the tokens of the batch, as part of its definition
-    reads: tuple[str, ...] = ()  # settings that only some estimators read; setting another's by hand is an error
+    reads: tuple[str, ...] = ()  # settings that only some estimators read; an error if set for any other estimator
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What the policy follows."""
+    """A policy objective and its requirements."""
 
     loss: PolicyLoss
-    one_update: bool = False  # as of an estimator
+    one_update: bool = False  # as in `Estimator`
     reads: tuple[str, ...] = ()  # settings that only some objectives read
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What the loop needs to know of an algorithm."""
+    """What the loop needs to know about an algorithm."""
 
     name: str
     estimator: Estimator
@@ -64,7 +64,7 @@ class Algorithm:
 
     @property
     def needs_critic(self) -> bool:
-        """Whether a critic exists; follows from the estimator alone."""
+        """Whether a critic exists; the estimator alone determines this."""
         return self.estimator.needs_critic
 
 
@@ -86,13 +86,13 @@ def _gae(batch: RolloutBatch, values: Values | None, algo: AlgoConfig) -> Credit
 
 
 def _group_relative(batch: RolloutBatch, values: Values | None, algo: AlgoConfig) -> Credit:
-    found = estimate.group_relative(_outcomes(batch), batch.group_ids, batch.scored, group_std=algo.group_std)
-    return _to_tokens(found, batch)
+    advantages = estimate.group_relative(_outcomes(batch), batch.group_ids, batch.scored, group_std=algo.group_std)
+    return _to_tokens(advantages, batch)
 
 
 def _group_centred(batch: RolloutBatch, values: Values | None, algo: AlgoConfig) -> Credit:
-    found = estimate.group_relative(_outcomes(batch), batch.group_ids, batch.scored, group_std="none")
-    return _to_tokens(found, batch)
+    advantages = estimate.group_relative(_outcomes(batch), batch.group_ids, batch.scored, group_std="none")
+    return _to_tokens(advantages, batch)
 
 
 def _process_relative(batch: RolloutBatch, values: Values | None, algo: AlgoConfig) -> Credit:
@@ -127,7 +127,7 @@ def _outcomes(batch: RolloutBatch) -> Tensor:
 
 
 def _to_tokens(advantages: Tensor, batch: RolloutBatch) -> Credit:
-    """Every token of a response gets its response's advantage."""
+    """Gives every token the advantage of its response."""
     return Credit(torch.where(batch.response_mask, advantages[:, None], 0.0))
 
 
@@ -177,7 +177,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "remax": Estimator(_against_greedy, needs_greedy=True),
     "opo": Estimator(_length_weighted, min_group=2, one_update=True),
 }
-"""By the name used in `adv_estimator`."""
+"""Estimators by the name used in `adv_estimator`."""
 
 CLIPS = ("algo.clip_ratio_low", "algo.clip_ratio_high")
 
@@ -187,14 +187,14 @@ POLICY_LOSSES: dict[str, Objective] = {
     "cispo": Objective(_cispo, reads=CLIPS),
     "policy_gradient": Objective(_policy_gradient, one_update=True),
 }
-"""By the name used in `algo.policy_loss`."""
+"""Objectives by the name used in `algo.policy_loss`."""
 
 
 def algorithm_of(config: Config) -> Algorithm:
-    """The algorithm that the settings ask for.
+    """The algorithm that the settings select.
 
     Raises:
-        ConfigError: one of its parts is neither built in nor found as `path.py:name`.
+        ConfigError: a part is neither built in nor found as `path.py:name`.
     """
     return resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
 
@@ -203,25 +203,25 @@ def resolve(name: str, adv_estimator: str, policy_loss: str) -> Algorithm:
     """The record of an algorithm called `name`, from the parts chosen in the configuration.
 
     Raises:
-        ConfigError: one of them is neither built in nor found as `path.py:name`.
+        ConfigError: a part is neither built in nor found as `path.py:name`.
     """
     return Algorithm(name, estimator_of(adv_estimator), objective_of(policy_loss))
 
 
 def estimator_of(spec: str) -> Estimator:
-    """A built-in estimator, or that of a user's file: an `Estimator`, or a function like those above.
+    """A built-in estimator, or one from a user's file: an `Estimator`, or a function of type `Advantages`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such estimator exists.
     """
     return ESTIMATORS[spec] if spec in ESTIMATORS else _own(spec, "adv_estimator", Estimator)
 
 
 def objective_of(spec: str) -> Objective:
-    """A built-in objective, or that of a user's file: an `Objective`, or a function like those above.
+    """A built-in objective, or one from a user's file: an `Objective`, or a function of type `PolicyLoss`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such objective exists.
     """
     return POLICY_LOSSES[spec] if spec in POLICY_LOSSES else _own(spec, "algo.policy_loss", Objective)
 
@@ -231,9 +231,9 @@ Part = TypeVar("Part", Estimator, Objective)
 
 @lru_cache(maxsize=16)
 def _own(spec: str, setting: str, kind: type[Part]) -> Part:
-    found = load_attribute(spec, setting, ConfigError)
-    if isinstance(found, kind):
-        return found
-    if not callable(found):
-        raise ConfigError(f"{setting}={spec} is of type {type(found).__name__}, no function and no {kind.__name__}")
-    return kind(found)
+    part = load_attribute(spec, setting, ConfigError)
+    if isinstance(part, kind):
+        return part
+    if not callable(part):
+        raise ConfigError(f"{setting}={spec} is of type {type(part).__name__}, neither a function nor an {kind.__name__}")
+    return kind(part)

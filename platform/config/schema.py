@@ -1,8 +1,8 @@
 """Every setting of tandem, with its default, its bounds and its meaning.
 
-The classes here are the schema that the command line is checked against. A field is declared with `setting(...)`; its
-text is its documentation (`python launch/main.py --settings` prints the table), its choices and bounds are checked before
-anything is allocated. Relations between settings are in `validate.py`.
+The command line is checked against the classes here. A field is declared with `setting(...)`. Its text is its
+documentation (`python launch/main.py --settings` prints the table); its choices and bounds are checked before anything is
+allocated. `validate.py` checks relations between settings.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from tandem.platform.config.algo import AlgoConfig as AlgoConfig
 from tandem.platform.config.setting import setting
 
 MOST_MICROBATCH_TOKENS = 16384
-"""The largest micro-batch that is chosen by itself: beyond it there is little speed to win."""
+"""The largest micro-batch that is chosen automatically: larger ones are hardly faster."""
 
 
 @dataclass
 class RunConfig:
-    """What the run is called, how long it is, where it writes."""
+    """Name, length and folder of the run."""
 
     name: str | None = setting(None, "name of the run; default: <algo>-seed<seed>-<date>-<time>")
     dir: str = setting("outputs", "folder that holds one folder per run")
     share: str = setting(
         "private",
-        "who may read the run's folder besides you: nobody, the group, or all",
+        "who may read the run's folder besides you: nobody, your group, or everybody",
         choices=("private", "group", "all"),
     )
     seed: int = setting(0, "seed of data order and sampling", at_least=0)
@@ -39,18 +39,18 @@ class DataConfig:
     """Prompts: a file with `prompt` and `answer`, or the embedded task when no file is given."""
 
     train: str | None = setting(None, "training data, .jsonl or .parquet; null: the embedded task")
-    eval: str | None = setting(None, "held-out data, .jsonl or .parquet; null: the embedded task's, if it trains on it")
-    eval_sets: dict[str, str] = setting({}, "more held-out data by name: data.eval_sets.NAME=FILE")
+    eval: str | None = setting(None, "held-out data, .jsonl or .parquet; null: the embedded task's, if data.train is null")
+    eval_sets: dict[str, str] = setting({}, "further held-out data by name: data.eval_sets.NAME=FILE")
     prompt_key: str = setting("prompt", "field with the prompt: text, or chat messages")
     answer_key: str = setting("answer", "field with the reference answer")
     prompts_per_step: int = setting(32, "prompts in a training step", at_least=1)
     max_prompt_tokens: int = setting(64, "longest prompt, in tokens", at_least=1)
     overlong_prompt: str = setting(
         "error",
-        "a prompt over data.max_prompt_tokens: stop, cut its beginning, or drop the row",
+        "for a prompt over data.max_prompt_tokens: stop, cut off its beginning, or drop the row",
         choices=("error", "cut", "drop"),
     )
-    shuffle: bool = setting(True, "a new order in each epoch, from data.seed")
+    shuffle: bool = setting(True, "shuffle the data in each epoch, with data.seed")
     seed: int | None = setting(None, "seed of the data order; null: run.seed", at_least=0)
 
 
@@ -88,9 +88,9 @@ class WarmstartConfig:
 class ModelConfig:
     """The model that is trained."""
 
-    name: str = setting("tiny", "tiny: the embedded model; pretrained: that at model.path", choices=("tiny", "pretrained"))
-    path: str | None = setting(None, "folder or hub name; giving it selects model=pretrained")
-    dtype: str = setting("float32", "of weights and activations", choices=("float32", "bfloat16"))
+    name: str = setting("tiny", "tiny: the embedded model; pretrained: that of model.path", choices=("tiny", "pretrained"))
+    path: str | None = setting(None, "folder or hub name; setting it selects model=pretrained")
+    dtype: str = setting("float32", "data type of weights and activations", choices=("float32", "bfloat16"))
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass: less memory, more time")
     trust_remote_code: bool = setting(False, "run code that comes with the model")
     tiny: TinyConfig = field(default_factory=TinyConfig)
@@ -102,54 +102,54 @@ class RolloutConfig:
     """How responses are sampled."""
 
     engine: str = setting(
-        "auto", "what samples; auto: vllm where there is CUDA and vLLM, else hf", choices=("auto", "hf", "vllm")
+        "auto", "rollout engine; auto: vllm if CUDA and vLLM are available, else hf", choices=("auto", "hf", "vllm")
     )
     samples_per_prompt: int = setting(8, "responses per prompt, the group size G", at_least=1)
     max_response_tokens: int = setting(32, "longest response, in tokens", at_least=1)
-    temperature: float = setting(1.0, "of sampling; every log-prob uses it", above=0)
+    temperature: float = setting(1.0, "sampling temperature; every log-prob uses it", above=0)
     top_p: float = setting(1.0, "sample from the most likely tokens of this probability; 1: all", above=0, at_most=1)
-    top_k: int | None = setting(None, "sample from so many most likely tokens; null: all", at_least=1)
+    top_k: int | None = setting(None, "sample from this many most likely tokens; null: all", at_least=1)
     replicas: int = setting(1, "engines that sample in parallel", at_least=1)
     max_batch_sequences: int = setting(256, "sequences an engine runs at once", at_least=1)
-    stop_token_ids: list[int] = setting([], "end a response, besides the model's own end tokens")
-    stop: list[str] = setting([], "texts that end a response, and stay in it")
-    keep_special_tokens: bool = setting(False, "leave special tokens in the text that reward functions read")
-    max_staleness: int = setting(0, "policy updates a sample may lag behind; 0 is synchronous", at_least=0, at_most=8)
+    stop_token_ids: list[int] = setting([], "tokens that end a response, besides the model's own end tokens")
+    stop: list[str] = setting([], "strings that end a response; they are kept in it")
+    keep_special_tokens: bool = setting(False, "keep special tokens in the text that reward functions read")
+    max_staleness: int = setting(0, "policy updates a sample may lag behind; 0: synchronous", at_least=0, at_most=8)
     seed: int | None = setting(None, "seed of sampling; null: run.seed", at_least=0)
     tensor_parallel: int = setting(1, "GPUs that share one vllm engine", at_least=1)
-    gpu_memory_share: float = setting(0.5, "of each GPU for vllm, weights and cache together", above=0, at_most=1)
+    gpu_memory_share: float = setting(0.5, "share of each GPU for vllm, weights and cache together", above=0, at_most=1)
     kv_cache_gb: float = setting(1.0, "GiB of vllm's key-value cache on a CPU", above=0)
     max_model_tokens: int | None = setting(
-        None, "longest sequence that vllm makes room for; null: prompt and response", at_least=1
+        None, "longest sequence that vllm makes room for, in tokens; null: prompt plus response", at_least=1
     )
-    prefix_caching: bool = setting(True, "vllm computes a prompt that it has seen under the same weights once")
+    prefix_caching: bool = setting(True, "vllm computes a repeated prompt only once per weight version")
 
 
 @dataclass
 class RewardConfig:
-    """What a response is worth: the weighted sum of its parts."""
+    """The reward of a response: a weighted sum of parts."""
 
     functions: dict[str, float] = setting(
         {}, "built-in reward functions and their weights; exact_match if no other reward is set"
     )
-    function: str | None = setting(None, "your own: path.py:name")
+    function: str | None = setting(None, "your own reward function: path.py:name")
     function_weight: float = setting(1.0, "weight of reward.function")
     model: str | None = setting(None, "reward model: folder or hub name of a sequence classifier with one score")
     model_weight: float = setting(1.0, "weight of reward.model")
     processes: int = setting(1, "processes that run reward functions", at_least=1)
     timeout_s: float = setting(10.0, "seconds a function may take for one sample", above=0)
     memory_limit_mb: int = setting(4096, "MiB of address space of each process", at_least=256)
-    retries: int = setting(3, "further calls of a function that raised a transient error, as of the network", at_least=0)
-    concurrency: int = setting(16, "samples that an async function scores at a time", at_least=1)
-    allow_errors: bool = setting(False, "count a sample whose function raises as unscorable, instead of stopping")
+    retries: int = setting(3, "retries after a transient error of a function, such as a network error", at_least=0)
+    concurrency: int = setting(16, "samples that an async function scores concurrently", at_least=1)
+    allow_errors: bool = setting(False, "if a function raises, count the sample as unscorable instead of stopping")
     normalize: str = setting(
         "none", "divide by the running standard deviation, or subtract the mean first", choices=("none", "std", "mean_std")
     )
-    scale: float = setting(1.0, "multiplies the reward", above=0)
-    clip: float | None = setting(None, "the reward is clipped to plus and minus this; null: off", above=0)
-    overlong_penalty: float = setting(0.0, "soft penalty of a response near the limit, at most this; 0: off", at_least=0)
+    scale: float = setting(1.0, "factor that multiplies the reward", above=0)
+    clip: float | None = setting(None, "clip the reward to plus and minus this; null: off", above=0)
+    overlong_penalty: float = setting(0.0, "largest soft penalty of a response near the limit; 0: off", at_least=0)
     overlong_buffer_tokens: int | None = setting(
-        None, "tokens before the limit where it sets in; null: a fifth of rollout.max_response_tokens", at_least=0
+        None, "tokens before the limit where the penalty starts; null: a fifth of rollout.max_response_tokens", at_least=0
     )
 
 
@@ -165,16 +165,16 @@ class OptimizerConfig:
         choices=("constant", "linear", "cosine", "wsd"),
     )
     lr_total_steps: int | None = setting(
-        None, "optimizer steps, warm-up included, after which a schedule has decayed; null: all of the run", at_least=1
+        None, "optimizer steps until the schedule has decayed, warm-up included; null: all steps of the run", at_least=1
     )
-    lr_min_ratio: float = setting(0.0, "share of lr that a schedule ends with", at_least=0, at_most=1)
+    lr_min_ratio: float = setting(0.0, "final learning rate of a schedule, as a share of lr", at_least=0, at_most=1)
     lr_decay_fraction: float = setting(
-        0.1, "share of the optimizer steps after the warm-up in which wsd decays", above=0, at_most=1
+        0.1, "share of the optimizer steps after the warm-up during which wsd decays", above=0, at_most=1
     )
     weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0)
     beta1: float = setting(0.9, "decay of the first moment", at_least=0, at_most=1)
     beta2: float = setting(0.999, "decay of the second moment", at_least=0, at_most=1)
-    eps: float = setting(1e-8, "added to the root of the second moment", above=0)
+    eps: float = setting(1e-8, "term added to the root of the second moment", above=0)
     grad_clip: float = setting(1.0, "largest norm of the gradient", above=0)
 
 
@@ -191,39 +191,39 @@ class CriticConfig(OptimizerConfig):
 
     lr: float = setting(1e-5, "learning rate", at_least=0)
     ranks: int = setting(1, "data-parallel ranks", at_least=1)
-    path: str | None = setting(None, "folder or hub name of its first weights; null: the actor's")
+    path: str | None = setting(None, "folder or hub name of the initial weights; null: the actor's")
     head: str = setting(
-        "zero", "first value head: zeros, or the score head of the reward model at critic.path", choices=("zero", "score")
+        "zero", "initial value head: zeros, or the score head of the reward model at critic.path", choices=("zero", "score")
     )
-    warmup_steps: int = setting(0, "training steps, at most, in which only the critic learns", at_least=0)
+    warmup_steps: int = setting(0, "largest number of first training steps in which only the critic learns", at_least=0)
     warmup_until: float | None = setting(
-        None, "end them once critic/explained_variance reaches this; null: all of them", at_most=1
+        None, "end the warm-up once critic/explained_variance reaches this; null: use all warmup_steps", at_most=1
     )
-    value_clip: float | None = setting(0.2, "a value may move this far from the old one; null: off", above=0)
+    value_clip: float | None = setting(0.2, "how far a value may move from the old value; null: off", above=0)
 
 
 @dataclass
 class TrainConfig:
-    """How a batch is cut into updates."""
+    """How a batch is split into updates."""
 
     epochs_per_batch: int = setting(1, "passes over each batch", at_least=1)
     minibatches: int = setting(1, "optimizer steps per pass", at_least=1)
     max_tokens_per_microbatch: int | None = setting(
         None,
-        "tokens, padding included, of one forward and backward pass on a rank; null: what the memory allows, at most "
-        f"{MOST_MICROBATCH_TOKENS}, which the run then keeps",
+        "most tokens of a micro-batch on a rank, padding included; null: as many as the memory allows, at most "
+        f"{MOST_MICROBATCH_TOKENS}, fixed for the run",
         at_least=1,
     )
     gradient_noise_every: int = setting(
         0,
-        "training steps between measurements of the gradient's variance, from two halves of the batch; takes the memory of "
-        "another gradient meanwhile; 0: none",
+        "training steps between measurements of the gradient's variance, from two halves of the batch; needs memory for "
+        "one more gradient; 0: never",
         at_least=0,
     )
 
     @property
     def microbatch_tokens(self) -> int:
-        """The budget of a micro-batch in tokens; before it is settled, the most there is by default."""
+        """The token budget of a micro-batch; while the setting is null, the default maximum."""
         return self.max_tokens_per_microbatch or MOST_MICROBATCH_TOKENS
 
 
@@ -232,11 +232,11 @@ class TrainerConfig:
     """The training engine."""
 
     name: str = setting("deepspeed", "training engine", choices=("deepspeed",))
-    zero_stage: int = setting(0, "ZeRO stage: what is sharded over ranks", at_least=0, at_most=3)
-    device: str = setting("auto", "where models live; auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
+    zero_stage: int = setting(0, "ZeRO stage: decides which states are sharded over ranks", at_least=0, at_most=3)
+    device: str = setting("auto", "device of the models; auto: cuda if available", choices=("auto", "cpu", "cuda"))
     weight_transport: str = setting(
         "auto",
-        "how weights reach the rollout engines; auto: shared on one host, ipc on one GPU, broadcast elsewhere",
+        "how weights reach the rollout engines; auto: shared on one host, ipc on one GPU, else broadcast",
         choices=("auto", "shared", "ipc", "broadcast"),
     )
     checksum_every: int = setting(10, "policy versions between comparisons of every tensor on both sides", at_least=1)
@@ -245,15 +245,15 @@ class TrainerConfig:
 
 @dataclass
 class PlacementConfig:
-    """Which roles share which resources."""
+    """How roles share resources."""
 
     name: str = setting(
         "colocated",
-        "colocated: roles take turns on shared bundles; split: own bundles per rank",
+        "colocated: roles take turns on shared bundles; split: each rank has its own bundle",
         choices=("colocated", "split"),
     )
     takes_turns: bool | None = setting(
-        None, "engines sleep while models train, models are offloaded while engines sample; null: if they share a GPU"
+        None, "engines sleep while models train, models are offloaded while engines sample; null: only on a shared GPU"
     )
     strategy: str = setting("PACK", "Ray placement strategy", choices=("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
     cpus_per_bundle: float | None = setting(None, "CPUs of a bundle; null: an equal share, at most 8", above=0)
@@ -262,19 +262,19 @@ class PlacementConfig:
 
 @dataclass
 class ClusterConfig:
-    """Where the roles run."""
+    """The Ray cluster or process that runs the roles."""
 
     name: str = setting(
         "local", "local: a private Ray of this run; inline: in this process, without Ray", choices=("local", "inline")
     )
-    address: str | None = setting(None, "join the Ray cluster at this address (host:port) instead")
-    num_cpus: int | None = setting(None, "CPUs of the private Ray; null: those this process may use", at_least=1)
+    address: str | None = setting(None, "instead join the Ray cluster at this address (host:port)")
+    num_cpus: int | None = setting(None, "CPUs of the private Ray; null: all that this process may use", at_least=1)
     reserve_timeout_s: float = setting(
-        30.0, "seconds to wait for CPUs and GPUs that others hold on a cluster that the run joins", at_least=0
+        30.0, "on a joined cluster: seconds to wait for CPUs and GPUs that other jobs hold", at_least=0
     )
-    startup_timeout_s: float = setting(300.0, "seconds until all roles must be ready", above=0)
-    max_restarts: int = setting(3, "times a rollout replica or the reward worker is replaced after it died", at_least=0)
-    call_timeout_s: float = setting(1800.0, "seconds any single call of a role may take", above=0)
+    startup_timeout_s: float = setting(300.0, "seconds within which all roles must be ready", above=0)
+    max_restarts: int = setting(3, "how often a dead rollout replica or reward worker is replaced", at_least=0)
+    call_timeout_s: float = setting(1800.0, "longest duration of any single call of a role, in seconds", above=0)
 
 
 @dataclass
@@ -282,38 +282,38 @@ class EvalConfig:
     """Evaluation on held-out prompts."""
 
     every: int = setting(0, "training steps between evaluations; 0: only before and after", at_least=0)
-    before_training: bool = setting(True, "evaluate the first weights, as step 0")
-    samples_per_prompt: int = setting(0, "sampled responses per prompt beside the greedy one", at_least=0)
+    before_training: bool = setting(True, "evaluate the initial weights, as step 0")
+    samples_per_prompt: int = setting(0, "sampled responses per prompt in addition to the greedy one", at_least=0)
     function: str | None = setting(
-        None, "verifier of held-out accuracy: a built-in, or path.py:name; null: the first of reward.functions that is one"
+        None, "verifier for held-out accuracy: a built-in, or path.py:name; null: the first verifier in reward.functions"
     )
 
 
 @dataclass
 class CheckpointConfig:
-    """What is kept for going on after an end, and where from to go on."""
+    """When checkpoints are saved, which are kept, and from which the run resumes."""
 
-    every: int = setting(50, "training steps between checkpoints; 0: only after the last", at_least=0)
-    keep: int = setting(2, "newest checkpoints to keep", at_least=1)
-    keep_best: int = setting(0, "checkpoints to keep besides, by the first evaluated accuracy", at_least=0)
-    on_signal: bool = setting(True, "on SIGTERM, SIGHUP or Ctrl-C, save the last step that is done before ending")
-    dir: str | None = setting(None, "folder or address (as s3://bucket/path) of the checkpoints; null: in the run's folder")
+    every: int = setting(50, "training steps between checkpoints; 0: only after the last step", at_least=0)
+    keep: int = setting(2, "number of newest checkpoints to keep", at_least=1)
+    keep_best: int = setting(0, "best checkpoints to keep too, by greedy accuracy on the first held-out set", at_least=0)
+    on_signal: bool = setting(True, "on SIGTERM, SIGHUP or Ctrl-C, save the last completed step before ending")
+    dir: str | None = setting(None, "folder or address (s3://bucket/path) of the checkpoints; null: in the run's folder")
     resume: str = setting(
         "auto",
-        "auto: from the newest checkpoint of a run of this name, if there is one; never; or the path of a checkpoint",
+        "auto: resume from the newest checkpoint of the run of this name, if any; never; or the path of a checkpoint",
     )
 
 
 @dataclass
 class TrackingConfig:
-    """What is shown and kept besides metrics.jsonl."""
+    """Console output, sample files and trackers, in addition to metrics.jsonl."""
 
     console: str = setting("auto", "live display, plain lines, or none", choices=("auto", "rich", "plain", "none"))
     samples_every: int = setting(20, "training steps between sample files; 0: none", at_least=0)
-    samples_kept: int = setting(8, "rollouts per sample file: best, worst, and others of as many prompts", at_least=1)
-    sinks: list[str] = setting([], "trackers that are fed besides: tensorboard, wandb, mlflow")
+    samples_kept: int = setting(8, "rollouts per sample file: best, worst, and others from many prompts", at_least=1)
+    sinks: list[str] = setting([], "trackers that also get the metrics: tensorboard, wandb, mlflow")
     project: str = setting("tandem", "project (wandb) or experiment (mlflow) of the run")
-    tags: list[str] = setting([], "words to find the run by")
+    tags: list[str] = setting([], "tags to find the run by")
     wandb: str = setting(
         "auto", "auto: online if WANDB_API_KEY is set, else files for `wandb sync`", choices=("auto", "online", "offline")
     )
@@ -326,7 +326,7 @@ class Config:
 
     adv_estimator: str = setting(
         "gae",
-        "advantage estimator, your own as path.py:name; decides whether there is a critic",
+        "advantage estimator; your own: path.py:name; determines whether there is a critic",
         or_path=True,
     )
     dry_run: bool = setting(False, "print the plan and stop")
@@ -349,7 +349,7 @@ class Config:
 
     @property
     def samples_per_step(self) -> int:
-        """B = P x G, the samples of a training step."""
+        """B = P x G, the number of samples in a training step."""
         return self.data.prompts_per_step * self.rollout.samples_per_prompt
 
     @property
@@ -359,12 +359,12 @@ class Config:
 
     @property
     def max_sequence_tokens(self) -> int:
-        """The longest sequence that can occur."""
+        """Length of the longest possible sequence."""
         return self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
     def samples_per_minibatch(self) -> int:
-        """Samples behind one optimizer step."""
+        """Samples per optimizer step."""
         return self.samples_per_step // self.train.minibatches
 
     @property
@@ -374,7 +374,7 @@ class Config:
 
 
 class ConfigError(ValueError):
-    """A setting, or a relation of settings, that cannot work; the text says what to set."""
+    """A setting, or a combination of settings, that cannot work; the text says what to set."""
 
 
 def settings(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""How a setting is declared."""
+"""Declares settings with their help text, choices and bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any
 
 BOUNDS = (("at_least", operator.ge, "at least"), ("above", operator.gt, "above"), ("at_most", operator.le, "at most"))
-"""Kinds of bounds, each with what must hold between a value and it, and in words."""
+"""Kinds of bounds: name, comparison of a value with the bound, words for messages."""
 
 
 def setting(
@@ -20,10 +20,10 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """A dataclass field that knows its meaning, choices and bounds (None passes every bound).
+    """A dataclass field with a help text, choices and bounds (None passes every bound).
 
     Args:
-        or_path: beside its choices, `path.py:name` may be given.
+        or_path: the value may also be `path.py:name`.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "choices": choices, "or_path": or_path, **bounds}

@@ -1,4 +1,4 @@
-"""The records of .jsonl and .parquet files, as plain Python values: the same rows give the same records from both."""
+"""The records of .jsonl and .parquet files, as plain Python values. Equal rows give equal records in both formats."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tandem.platform.system.files import FileError, open_regular, read_lines
 from tandem.platform.system.readers import MAX_DEPTH, Unusable, decoded, kind_of, parse_json
 from tandem.platform.system.text import nearest
 
-LARGEST_WHOLE = 2**53  # up to here floats have every whole number
-PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls a column for an index without a name
+LARGEST_WHOLE = 2**53  # floats represent every whole number up to this
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # name that pandas gives to the column of an unnamed index
 
 
 DataError = FileError
@@ -27,15 +27,15 @@ DataError = FileError
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every record of a file with its place, "FILE, line 3" or "FILE, row 3", counted from 1; blank lines are skipped.
+    """Yields (place, record) for every record. Places are "FILE, line 3" or "FILE, row 3", counted from 1.
 
-    Values are text, numbers, true, false, lists and objects. A whole number is an int, also where it is written as 7.0: in
-    parquet all numbers of a column are floats if one of them is, and with pandas if one is missing. A field of an object
-    that is null is left out, at any depth, since parquet has such a field wherever another row has a value for it; the
-    fields of the record itself are kept.
+    Blank lines are skipped. Values are text, numbers, true, false, lists and objects. A whole number is an int, even if
+    written as 7.0: in parquet, all numbers of a column are floats if one of them is, or with pandas if one is missing. Null
+    fields of nested objects are left out at any depth, because parquet adds such a field wherever another row has a value
+    for it. Null fields of the record itself are kept.
 
     Raises:
-        DataError: the file, a line, or a value in it cannot be used.
+        DataError: the file, a line, or a value cannot be used.
     """
     reader = READERS.get(path.suffix.lower())
     _check_file(path, reader is not None)
@@ -48,7 +48,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class _Refused(Exception):
-    """A value that cannot be used: where it is within its field, and what is wrong."""
+    """A value that cannot be used. The text gives its place within the field and the problem."""
 
 
 def _check_file(path: Path, is_known: bool) -> None:
@@ -57,11 +57,11 @@ def _check_file(path: Path, is_known: bool) -> None:
             raise DataError(f"{path}: this is a folder; data is read from one file")
         if not path.exists():
             raise DataError(f"{path}: no such file{_neighbour(path)}")
-        os.close(open_regular(path))  # a pipe would be waited for
+        os.close(open_regular(path))  # refuses a pipe, which would block
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     if not is_known:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; data is read from {' or '.join(READERS)}")
+        raise DataError(f"{path}: unknown file type {path.suffix!r}; data is read from {' or '.join(READERS)}")
 
 
 def _neighbour(path: Path) -> str:
@@ -89,7 +89,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
         with pyarrow.parquet.ParquetFile(path) as file:
             table = file.read()
         names = [name for name in table.column_names if not PANDAS_INDEX.fullmatch(name)]
-    except Exception as error:  # of the file system, of Arrow, of names that are no text
+    except Exception as error:  # from the file system, from Arrow, or for names that are not text
         raise DataError(f"{path}: not a readable parquet file ({str(error).strip() or type(error).__name__})") from error
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path}: two columns are called {twice[0]!r}; give one of them another name")
@@ -99,7 +99,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _column(path: Path, name: str, column: Any) -> list[Any]:
-    """The values of a column. The library does not say which of them it cannot give, so that one is looked for."""
+    """The values of a column. pyarrow does not report which value it cannot convert, so search for it."""
     narrow = _narrow(column.type)
     try:
         values = column.to_pylist(maps_as_pydicts="strict")
@@ -115,7 +115,10 @@ def _column(path: Path, name: str, column: Any) -> list[Any]:
 
 
 def _narrow(arrow: Any) -> Callable[[Any], Any] | None:
-    """What makes 0.1 of the 0.10000000149 that a column of short floats gives for it; None for columns without any."""
+    """A function that rounds 16- and 32-bit floats to their shortest decimal (0.10000000149 to 0.1).
+
+    None for columns without such floats.
+    """
     from pyarrow import BaseExtensionType, types
 
     if isinstance(arrow, BaseExtensionType):
@@ -137,7 +140,7 @@ def _narrow(arrow: Any) -> Callable[[Any], Any] | None:
 
 
 def _shortest(form: str, value: float | None) -> float | None:
-    """The number of fewest digits that the short float stands for."""
+    """The number with the fewest digits that rounds to the same 16- or 32-bit float."""
     if value is None or not math.isfinite(value):
         return value
     stored = struct.pack(form, value)
@@ -146,7 +149,7 @@ def _shortest(form: str, value: float | None) -> float | None:
         try:
             if struct.pack(form, shorter) == stored:
                 return shorter
-        except OverflowError:  # rounded up past the largest
+        except OverflowError:  # rounded up past the largest float
             continue
     return value
 
@@ -185,7 +188,7 @@ def _field(where: str, key: str, value: Any) -> Any:
 
 
 def _plain(value: Any, at: str, depth: int) -> Any:
-    """A value as JSON would give it; `at` is its place within the field."""
+    """A value as a JSON reader would return it; `at` is its place within the field."""
     if isinstance(value, str):
         if not value.isascii():
             _check_text(value, at)
@@ -194,12 +197,12 @@ def _plain(value: Any, at: str, depth: int) -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise _Refused(f"{_place(at)} is {value}, which is no number; leave it out, or write null")
+            raise _Refused(f"{_place(at)} is {value}, which is not a number; leave it out, or write null")
         return int(value) if value.is_integer() and abs(value) <= LARGEST_WHOLE else value
     if not isinstance(value, dict | list | tuple):
         return _converted(value, at)
     if depth > MAX_DEPTH:
-        raise _Refused(f" has lists and objects that are more than {MAX_DEPTH} deep")
+        raise _Refused(f" has lists and objects nested more than {MAX_DEPTH} deep")
     if isinstance(value, dict):
         named = {_key(key, at): item for key, item in value.items() if item is not None}
         return {key: _plain(item, f"{at}[{key!r}]", depth + 1) for key, item in named.items()}
@@ -207,7 +210,7 @@ def _plain(value: Any, at: str, depth: int) -> Any:
 
 
 def _converted(value: Any, at: str) -> Any:
-    """What parquet has and JSON has not, where it is clear how JSON would write it."""
+    """Converts parquet types that JSON lacks, if they have an obvious JSON form."""
     if isinstance(value, Unusable):
         raise _Refused(f"{_place(at)} {value.problem}")
     if isinstance(value, date | datetime | time):
@@ -218,35 +221,35 @@ def _converted(value: Any, at: str) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise _Refused(f"{_place(at)} is bytes that are no UTF-8 text; leave it out, or store text") from None
+            raise _Refused(f"{_place(at)} is bytes that are not UTF-8 text; leave it out, or store text") from None
     if isinstance(value, Decimal):
         if value.as_tuple().exponent == 0:
             return int(value)
         if Decimal(repr(float(value))) == value:
             return _plain(float(value), at, 1)
-        raise _Refused(f"{_place(at)} is the decimal {value}, of more digits than a number keeps; store it as text")
+        raise _Refused(f"{_place(at)} is the decimal {value}, with more digits than a number keeps; store it as text")
     raise _Refused(
-        f"{_place(at)} is of type {type(value).__name__}, which JSON has nothing for; leave it out, or store text"
+        f"{_place(at)} is of type {type(value).__name__}, which JSON does not support; leave it out, or store text"
     )
 
 
 def _key(key: Any, at: str) -> str:
     if isinstance(key, dict | list | tuple):
-        raise _Refused(f"{_place(at)} has the key {key!r}, which is no text")
-    text = key if isinstance(key, str) else str(_plain(key, at, 1))  # JSON writes a number that is a key as text
+        raise _Refused(f"{_place(at)} has the key {key!r}, which is not text")
+    text = key if isinstance(key, str) else str(_plain(key, at, 1))  # JSON writes numeric keys as text
     if not text.isascii():
         _check_text(text, at)
     return text
 
 
 def _check_text(text: str, at: str) -> None:
-    """Half a surrogate pair, which JSON can write as \\ud800, is no character: no tokenizer and no file takes it."""
+    """Refuses half a surrogate pair. JSON can write it as \\ud800, but tokenizers and files cannot encode it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = f"U+{ord(text[error.start]):04X}"
         raise _Refused(
-            f"{_place(at)} has half a surrogate pair ({code}) as character {error.start + 1}, which is no text; "
+            f"{_place(at)} has half a surrogate pair ({code}) as character {error.start + 1}, which is not text; "
             "replace it, or leave the row out"
         ) from None
 

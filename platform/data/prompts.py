@@ -1,4 +1,4 @@
-"""From rows to prompt tokens."""
+"""Encodes the prompts of rows as tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Protocol
 from tandem.platform.data.rows import DataError, Row
 from tandem.platform.system.text import shorten
 
-TELLING = 4  # last tokens of a text by which its end is found
+TELLING = 4  # number of last tokens used to find the end of a text
 ASSISTANT = "assistant"  # the role that the policy plays in a chat
 
 
 class ChatTokenizer(Protocol):
-    """What is asked of a tokenizer (Hugging Face tokenizers have all of it)."""
+    """The required interface of a tokenizer (Hugging Face tokenizers have it)."""
 
     bos_token: Any
     bos_token_id: Any
     chat_template: Any
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any:
-        """`["input_ids"]` of a text, with the special tokens that the tokenizer adds or without them."""
+        """Returns `["input_ids"]` of a text, with or without the special tokens that the tokenizer adds."""
         ...
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
@@ -43,14 +43,14 @@ class EncodedRow:
 
     row: Row
     ids: tuple[int, ...]
-    text: str  # what the policy reads: the row's text, or the chat as its template renders it
-    head: int = 0  # tokens in front that a prompt which is cut keeps: those that the tokenizer adds, or one BOS
-    continues: bool = False  # whether it ends with a message of the assistant, which the policy continues
+    text: str  # what the policy reads: the text of the row, or the chat as rendered by the template
+    head: int = 0  # leading tokens that a cut prompt keeps: those that the tokenizer adds, or one BOS
+    continues: bool = False  # whether it ends with an assistant message, which the policy continues
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """The rows that can be used, and how many were not used as they are."""
+    """The usable rows, and the numbers of cut and dropped rows."""
 
     rows: list[EncodedRow]
     cut: int = 0
@@ -58,20 +58,24 @@ class EncodedRows:
 
     @property
     def continued(self) -> int:
-        """How many end with a message of the assistant, which the policy continues."""
+        """Number of prompts that end with an assistant message, which the policy continues."""
         return sum(row.continues for row in self.rows)
 
 
 def encode_rows(
     rows: Sequence[Row], tokenizer: ChatTokenizer, max_prompt_tokens: int, overlong: str, source: str
 ) -> EncodedRows:
-    """Tokenises prompts, each as far as the policy is to read: what a tokenizer adds in front (one BOS token at most) is
-    kept, and what it adds behind, such as an end token, is not. Special tokens that are written in a text stay.
+    """Tokenises prompts. Tokens that the tokenizer adds in front are kept (at most one BOS token); tokens that it adds
+    behind, such as an end token, are dropped. Special tokens written in the text stay.
 
-    A chat that ends with a message of the assistant is continued: the message is a beginning that the policy goes on with.
+    If a chat ends with an assistant message, the policy continues that message.
 
-    `overlong` says what happens to a prompt of more than `max_prompt_tokens`: "error", "cut" (its end is kept), "drop".
-    `source` names the data in messages about rows that come from no file. Raises DataError naming the row and its field.
+    Args:
+        overlong: what to do with a prompt of more than `max_prompt_tokens`: "error", "cut" (its end is kept), "drop".
+        source: names the data in messages about rows that are not from a file.
+
+    Raises:
+        DataError: a prompt cannot be used; names the row and its field.
     """
     encoded: list[EncodedRow] = []
     cut = dropped = 0
@@ -102,25 +106,25 @@ def _encode_text(row: Row, text: str, tokenizer: ChatTokenizer, where: str) -> E
         whole = tuple(tokenizer(text)["input_ids"])
         bare = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     head, ids = _without_end(whole, bare)
-    if ids[:head] == ids[head : 2 * head]:  # the text brings them itself
+    if ids[:head] == ids[head : 2 * head]:  # the text already starts with these tokens
         ids = ids[head:]
     if not ids[head:]:
         raise DataError(
-            f"{where}: the prompt has no tokens (field {row.prompt_key!r}: {shorten(repr(text))}); it needs one"
+            f"{where}: the prompt has no tokens (field {row.prompt_key!r}: {shorten(repr(text))}); it needs at least one"
         )
     ids = _one_bos(ids, tokenizer)
     return EncodedRow(row, ids, text, max(head, int(_starts_with_bos(ids, tokenizer))))
 
 
 def _without_end(whole: tuple[int, ...], bare: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """The tokens of a text with what the tokenizer adds in front of it, and how many that are.
+    """(number of tokens that the tokenizer adds in front, the tokens of the text including these).
 
-    `whole` has all that it adds, `bare` nothing: what is added is seen from the two, whatever it is called.
+    `whole` includes all special tokens that the tokenizer adds, `bare` none. Their comparison shows which are added.
     """
     for head in range(len(whole) - len(bare) + 1):
         if whole[head : head + len(bare)] == bare:
             return head, whole[: head + len(bare)]
-    # The text itself is written otherwise where nothing is added, so its last tokens alone say where it ends.
+    # Without special tokens, the text itself is tokenised differently. Find its end by its last tokens.
     end = bare[-TELLING:]
     for stop in range(len(whole), len(end) - 1, -1):
         if whole[stop - len(end) : stop] == end:
@@ -138,9 +142,9 @@ def _encode_chat(row: Row, messages: list[dict[str, Any]], tokenizer: ChatTokeni
     if continues:
         _refuse_tool_call(row, messages[-1], where)
     if continues and not str(messages[-1].get("content", "")).strip():
-        messages, continues = messages[:-1], False  # nothing is said yet: the assistant's turn begins
+        messages, continues = messages[:-1], False  # an empty message only opens the assistant's turn
     with _named(where, f"the model's chat template cannot render the messages (field {row.prompt_key!r})"):
-        # Rendered and tokenised in one call: the template owns the special tokens, and none are added to its text.
+        # Render and tokenise in one call: the template writes all special tokens, and the tokenizer must add none.
         end = {"continue_final_message": True, "add_generation_prompt": False}
         options = end if continues else {"add_generation_prompt": True}
         ids = tuple(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
@@ -148,7 +152,8 @@ def _encode_chat(row: Row, messages: list[dict[str, Any]], tokenizer: ChatTokeni
         text = str(tokenizer.decode(list(ids)))
     if not ids:
         raise DataError(
-            f"{where}: the prompt has no tokens (field {row.prompt_key!r}: the chat template makes none); it needs one"
+            f"{where}: the prompt has no tokens (field {row.prompt_key!r}: the chat template renders to nothing); it needs "
+            "at least one"
         )
     return EncodedRow(row, ids, text, int(_starts_with_bos(ids, tokenizer)), continues)
 
@@ -156,14 +161,14 @@ def _encode_chat(row: Row, messages: list[dict[str, Any]], tokenizer: ChatTokeni
 def _refuse_tool_call(row: Row, message: dict[str, Any], where: str) -> None:
     if message.get("tool_calls"):
         raise DataError(
-            f"{where}: the last message of the prompt (field {row.prompt_key!r}) is a tool call of the assistant, and a "
-            "policy cannot go on with it; add the tool's message, or remove the call"
+            f"{where}: the last message of the prompt (field {row.prompt_key!r}) is a tool call of the assistant, which "
+            "the policy cannot continue; add the tool's message, or remove the call"
         )
 
 
 @contextmanager
 def _named(where: str, what: str) -> Iterator[None]:
-    """Templates and tokenizers raise whatever they like, and do not know the row."""
+    """Converts any exception of a template or tokenizer into a DataError that names the row."""
     try:
         yield
     except BaseException as error:
@@ -174,7 +179,7 @@ def _named(where: str, what: str) -> Iterator[None]:
 
 
 def _one_bos(ids: tuple[int, ...], tokenizer: ChatTokenizer) -> tuple[int, ...]:
-    """At most one leading BOS: a text that brings its own gets another from a tokenizer that adds one."""
+    """Removes duplicate leading BOS tokens: the text may contain one, and the tokenizer may add another."""
     bos = tokenizer.bos_token_id
     while bos is not None and ids[:2] == (bos, bos):
         ids = ids[1:]
@@ -186,7 +191,7 @@ def _starts_with_bos(ids: tuple[int, ...], tokenizer: ChatTokenizer) -> bool:
 
 
 def _shorten(item: EncodedRow, tokenizer: ChatTokenizer, limit: int) -> EncodedRow:
-    """The end of a prompt, behind what it has in front if that leaves room for more."""
+    """Cuts a prompt to `limit` tokens: keeps its end, and its leading tokens if they leave room for more."""
     head = item.ids[: item.head] if item.head < limit else ()
     ids = head + item.ids[len(item.ids) - (limit - len(head)) :]
     return replace(item, ids=ids, text=str(tokenizer.decode(list(ids))), head=len(head))
@@ -204,5 +209,5 @@ def _none_left(source: str, dropped: int, limit: int) -> str:
         return f"{source}: no rows"
     return (
         f"{source}: all {dropped} prompts have more than data.max_prompt_tokens={limit} tokens and "
-        "data.overlong_prompt=drop leaves none; raise data.max_prompt_tokens"
+        "data.overlong_prompt=drop drops them all; raise data.max_prompt_tokens"
     )

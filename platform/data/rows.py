@@ -1,4 +1,4 @@
-"""Rows of a data set, and the order in which steps use them."""
+"""The rows of a data set, and the order in which steps use them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ class Row:
     prompt: str | list[dict[str, Any]]  # text, or chat messages
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    where: str = field(default="", compare=False)  # file and line or row; empty if from no file
-    prompt_key: str = field(default="prompt", compare=False)  # the fields that prompt and answer come from
-    answer_key: str = field(default="answer", compare=False)
+    where: str = field(default="", compare=False)  # file and line or row; empty if the row is not from a file
+    prompt_key: str = field(default="prompt", compare=False)  # field of the prompt
+    answer_key: str = field(default="answer", compare=False)  # field of the answer
 
 
 def read_rows(path: str | Path, prompt_key: str = "prompt", answer_key: str = "answer") -> list[Row]:
-    """The rows of a .jsonl or .parquet file, in order; fields that are neither prompt nor answer become metadata.
+    """The rows of a .jsonl or .parquet file, in order. Fields that are neither prompt nor answer become metadata.
 
-    The same rows give the same prompts, answers and metadata from both kinds of file: a field that is null is as one that
-    is not there, at the top and in every object within (a chat message, a tool call). An answer may be null or not there,
-    but not in every row: then the field has another name.
+    Both file formats give the same prompts, answers and metadata: a null field is treated as absent, at the top level and
+    in every nested object (a chat message, a tool call). The answer may be null or absent in some rows, but not in all.
     Lines and rows are counted from 1; blank lines are skipped.
 
     Raises:
-        DataError: the file cannot be used, or a row of it; the text names file, line or row, and field.
+        DataError: the file or a row cannot be used; the text names file, line or row, and field.
     """
     path = Path(path)
     records = list(read_records(path))
@@ -60,8 +59,8 @@ def _row(record: Mapping[str, Any], where: str, prompt_key: str, answer_key: str
 
 
 def _no_field(record: Mapping[str, Any], where: str, key: str, name: str) -> DataError:
-    there = ", ".join(repr(item) for item in record) or "none"
-    return DataError(f"{where}: no field {key!r} ({name}); fields here: {there}")
+    present = ", ".join(repr(item) for item in record) or "none"
+    return DataError(f"{where}: no field {key!r} ({name}); fields here: {present}")
 
 
 def _prompt_problem(prompt: Any) -> str | None:
@@ -76,7 +75,7 @@ def _prompt_problem(prompt: Any) -> str | None:
             return f"must be text or a list of chat messages, but item {number} is {kind_of(message)}"
         for part in ("role", "content"):
             if part == "content" and message.get("tool_calls") and part not in message:
-                continue  # a message that calls tools need say nothing
+                continue  # a message with tool calls needs no content
             if not isinstance(message.get(part), str):
                 return f"has a chat message ({number}) whose {part!r} is {kind_of(message.get(part))}, not text"
     return None
@@ -84,9 +83,9 @@ def _prompt_problem(prompt: Any) -> str | None:
 
 @dataclass(frozen=True)
 class DataOrder:
-    """Which rows each step uses: shuffled passes over the data, joined end to end, so no batch is ever short.
+    """The rows of each step: shuffled passes over the data, concatenated, so every batch is full.
 
-    It has no state: what a step uses follows from its number alone, whatever ran before it and on however many ranks.
+    It has no state: the rows of a step depend only on its number, not on earlier steps or the number of ranks.
 
     Example: 1000 rows at 128 per step. Steps 0..7 use 1024 rows, so step 8 starts at row 24 of the second pass.
     """
@@ -101,20 +100,20 @@ class DataOrder:
             raise DataError(f"cannot draw {self.prompts_per_step} prompts per step from {self.size} rows")
 
     def group_ids_of_step(self, step: int) -> list[int]:
-        """The group of each row of a step: its position in the endless stream, so no two groups of a run share one."""
+        """The group id of each row of a step: its position in the endless stream, which is unique within a run."""
         start = step * self.prompts_per_step
         return list(range(start, start + self.prompts_per_step))
 
     def row_of_group(self, group_id: int) -> int:
-        """The row behind a group."""
+        """The row number of a group."""
         epoch, offset = divmod(group_id, self.size)
         return _permutation(self.size, self.seed, epoch)[offset] if self.shuffle else offset
 
 
 @lru_cache(maxsize=4)
 def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The order of one pass, the same in every process."""
+    """The order of rows in one pass, the same in every process."""
     numbers = list(range(size))
-    # Text seeds go through SHA-512, so neighbouring seeds and epochs have nothing in common.
+    # `random` hashes text seeds with SHA-512, so neighbouring seeds and epochs give unrelated orders.
     random.Random(f"tandem data order, seed {seed}, epoch {epoch}").shuffle(numbers)
     return tuple(numbers)

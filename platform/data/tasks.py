@@ -1,7 +1,7 @@
 """Embedded tasks: procedural, verifiable, and split into training and held-out rows.
 
-To add a task, write a function from `TaskConfig` to `Task` and enter it in `TASKS`; its name also goes into the choices
-of `task.name`.
+To add a task, write a function from `TaskConfig` to `Task`, add it to `TASKS`, and add its name to the choices of
+`task.name`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from tandem.platform.config.schema import ConfigError, TaskConfig
 from tandem.platform.data.rows import Row
 
-# Share of carries that the worked examples forget. Above one half, so that a model which imitates them drops carries
-# when it is greedy, yet keeps some when it samples: that is what reinforcement can find and strengthen.
+# Share of carries that the worked examples forget. It is above one half: a model that imitates them drops carries when it
+# decodes greedily, but keeps some when it samples. Reinforcement learning can find and reinforce these.
 FORGOTTEN_CARRIES = 0.7
-MAX_TRAINING_ROWS = 100_000  # larger tasks are sampled, never enumerated
+MAX_TRAINING_ROWS = 100_000  # larger tasks are sampled, not enumerated
 
 
 @dataclass(frozen=True)
 class WorkedExample:
-    """What supervised fine-tuning learns from; it need not be right, and the reward never looks at it.
+    """A training example for supervised fine-tuning. It may be wrong, and the reward does not use it.
 
-    Example: `WorkedExample(prompt="37+48=", completion="85")`; the end token is the tokenizer's business.
+    Example: `WorkedExample(prompt="37+48=", completion="85")`; the tokenizer adds the end token.
     """
 
     prompt: str
@@ -32,28 +32,29 @@ class WorkedExample:
 
 @dataclass(frozen=True)
 class Task:
-    """A task in full: no held-out row is among the training rows or the worked examples."""
+    """A complete task. No held-out row is among the training rows or the worked examples."""
 
     name: str
     train: tuple[Row, ...]
     held_out: tuple[Row, ...]
     worked_examples: tuple[WorkedExample, ...]
-    characters: str  # every character that prompts and answers are written in
+    characters: str  # all characters that occur in prompts and answers
 
 
 def load_task(config: TaskConfig) -> Task:
-    """The task that the settings name, the same for the same settings in every process.
+    """The task that the settings select. Equal settings give equal tasks in every process.
 
-    Raises ConfigError if the task is too small to hold out `task.eval_size` prompts.
+    Raises:
+        ConfigError: the task is too small to hold out `task.eval_size` prompts.
     """
     return TASKS[config.name](config)
 
 
 def addition(config: TaskConfig) -> Task:
-    """Sums of two numbers of `task.digits` digits each: "37+48=" is answered "85".
+    """Sums of two numbers with `task.digits` digits each: the answer to "37+48=" is "85".
 
-    The worked examples are those of a pupil who often forgets the carry ("75"): imitation alone stays well below what
-    the reward asks for, and reinforcement learning has something to put right.
+    The worked examples often forget the carry ("75"). Imitation alone therefore stays well below the best reward, which
+    leaves room for reinforcement learning.
     """
     low = 10 ** (config.digits - 1) if config.digits > 1 else 0
     span = 10**config.digits - low
@@ -82,7 +83,7 @@ def addition(config: TaskConfig) -> Task:
 
 
 def forgetful_sum(a: int, b: int, forgets: Callable[[], bool]) -> int:
-    """a + b in columns, asking `forgets` at each carry into a column that has digits.
+    """Adds a + b column by column. Calls `forgets` at each carry into a column that has digits.
 
     Example: 37 + 48 is 85, or 75 when the carry of 7 + 8 is forgotten.
     """
@@ -98,10 +99,10 @@ def forgetful_sum(a: int, b: int, forgets: Callable[[], bool]) -> int:
 
 
 def _split(size: int, config: TaskConfig) -> tuple[list[int], list[int]]:
-    """Disjoint (training, held-out) row numbers out of `size`, both in an order drawn from `task.seed`."""
+    """Disjoint (training, held-out) row numbers below `size`, both in a random order given by `task.seed`."""
     if config.eval_size >= size:
         raise ConfigError(
-            f"task.eval_size={config.eval_size} held-out prompts leave none to train on: {config.name} with "
+            f"task.eval_size={config.eval_size} held-out prompts leave no training prompts: {config.name} with "
             f"task.digits={config.digits} has {size} prompts; set task.eval_size below {size} or raise task.digits"
         )
     wanted = min(size, config.eval_size + MAX_TRAINING_ROWS)

@@ -1,4 +1,4 @@
-"""The data that flows through a step, one frozen type per stage.
+"""The data of a training step: one frozen type per stage.
 
     prompts -> generate -> score -> infer -> credit -> update -> publish
                Rollout[]   Rollout  Inferred  Train-   LossOutput
@@ -6,9 +6,9 @@
 
 Legend: B sequences, T tokens (prompt then response, right-padded), P prompts per step, G samples per prompt (B = P x G).
 
-Index t speaks of token t everywhere: `logprobs[b, t]` = log p(token t | tokens before t), `values[b, t]` = value of the
-prefix before token t. One axis, one mask. Masks come from lengths and from who wrote a token, never from token ids, and
-padding is never read: whatever stands there, results are the same.
+Index t refers to token t everywhere: `logprobs[b, t]` = log p(token t | tokens before t), `values[b, t]` = value of the
+prefix before token t. There is one token axis and one mask. Masks are derived from lengths and from who wrote a token,
+never from token ids. Padding is never read, so its content does not affect results.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-PADDED = -1  # what padding holds in integer fields; no code may depend on it
+PADDED = -1  # value of padding in integer fields; no code may depend on it
 
 
 class StopReason(StrEnum):
     """Why the sampling of a response ended."""
 
-    STOP = "stop"  # a stop token was sampled, or one that completes a stop string; it is the last response token
+    STOP = "stop"  # the last response token is a stop token or completes a stop string
     LENGTH = "length"  # the token limit was reached
 
     @property
@@ -39,13 +39,13 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt ready to be sampled from.
+    """One tokenised prompt.
 
     Example: `Prompt(ids=(3, 4, 12), group_id=640, text="3+4=", answer="7")`.
     """
 
     ids: tuple[int, ...]
-    group_id: int  # unique per dataset row and step: the key of the group of its samples
+    group_id: int  # unique per dataset row and step; identifies the group of its samples
     text: str
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled sequence: ragged, plain Python, exactly as the engine returned it.
+    """One sampled sequence, as the engine returned it: plain Python, without padding.
 
     Example: prompt "3+4=" answered with "7" and the end token 1:
     `Rollout(prompt=Prompt(...), response_ids=(9, 1), response_mask=(True, True), logprobs=(-0.3, -0.01),
@@ -63,11 +63,11 @@ class Rollout:
     prompt: Prompt
     response_ids: tuple[int, ...]
     response_mask: tuple[bool, ...]  # False on tokens the policy did not write (tool output)
-    logprobs: tuple[float, ...]  # of the distribution sampled from, temperature included
+    logprobs: tuple[float, ...]  # under the sampling distribution, temperature included
     stop: StopReason
     policy_version: int
     response_text: str  # what reward functions read
-    token_ends: tuple[int, ...] = ()  # characters of the text up to and with each token; only where steps are rewarded
+    token_ends: tuple[int, ...] = ()  # for each token, the text's length in characters up to its end; only for step rewards
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.response_mask), len(self.logprobs)}
@@ -76,22 +76,22 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Score:
-    """What the reward role says of one rollout.
+    """The score that the reward role gives to one rollout.
 
     Example: `Score(reward=1.0, parts={"exact_match": 1.0})`; an unscorable sample:
     `Score(reward=None, parts={"exact_match": None}, problem="timeout")`; two steps, ending at response tokens 4 and 9:
     `Score(reward=1.0, steps={4: 1.0, 9: 0.0})`.
     """
 
-    reward: float | None  # None = unscorable: masked out, left out of the group's baseline, counted
+    reward: float | None  # None = unscorable: masked out, excluded from the group's baseline, counted
     parts: Mapping[str, float | None] = field(default_factory=dict)
     problem: str | None = None  # "timeout" | "crash" | "none" | "nan" | "error"
-    steps: Mapping[int, float] = field(default_factory=dict)  # rewards within `reward`, by the token that ends the step
-    raw: float | None = None  # the reward as the functions gave it, where `reward` has been shaped since
+    steps: Mapping[int, float] = field(default_factory=dict)  # parts of `reward`, by the token that ends the step
+    raw: float | None = None  # the reward before shaping, if `reward` is shaped
 
     @property
     def accuracy(self) -> float | None:
-        """The reward as the functions gave it."""
+        """The reward before shaping."""
         return self.reward if self.raw is None else self.raw
 
 
@@ -105,7 +105,7 @@ Batch = TypeVar("Batch", bound="_Rows")
 
 @dataclass(frozen=True)
 class _Rows:
-    """Operations shared by the tensor types: every Tensor field has B rows; nested batches are followed."""
+    """Operations shared by the tensor types. Every Tensor field has B rows; nested batches are included."""
 
     def select(self: Batch, rows: Sequence[int] | Tensor) -> Batch:
         """The given rows, in the given order."""
@@ -150,13 +150,13 @@ class RolloutBatch(_Rows):
     tokens: Tensor  # (B, T) int64
     response_mask: Tensor  # (B, T) bool: tokens the policy wrote
     rollout_logprobs: Tensor  # (B, T) float32, as sampled
-    lengths: Tensor  # (B,) int64: prompt and response tokens
+    lengths: Tensor  # (B,) int64: number of prompt and response tokens
     group_ids: Tensor  # (B,) int64
     rewards: Tensor  # (B,) float32, 0 where not scored
     accuracies: Tensor  # (B,) float32: the reward before any shaping, 0 where not scored
     baselines: Tensor  # (B,) float32: reward of the greedy response to the row's prompt; NaN where there is none
-    scored: Tensor  # (B,) bool: False = unscorable, out of the loss and out of the baseline
-    muted: Tensor  # (B,) bool: True = out of the losses, in the baseline
+    scored: Tensor  # (B,) bool: False = unscorable, excluded from the losses and the baseline
+    muted: Tensor  # (B,) bool: True = excluded from the losses, included in the baseline
     truncated: Tensor  # (B,) bool: by stop reason
     policy_version: Tensor  # (B,) int64
     token_rewards: Tensor  # (B, T) float32: step rewards where the steps end, the rest on the last response token
@@ -190,11 +190,11 @@ class RolloutBatch(_Rows):
     def from_rollouts(
         rollouts: Sequence[Rollout], scores: Sequence[Score], baselines: Sequence[float | None] | None = None
     ) -> RolloutBatch:
-        """Pads B rollouts, their scores, and the rewards of the greedy responses to their prompts into one batch.
+        """Pads B rollouts, their scores and the baselines (rewards of greedy responses) into one batch.
 
-        Rewards land on the last token the policy wrote in each step, without steps on the last one of the response. A
-        sample that could not be scored has an all-False response mask; so has an empty response, which keeps its place in
-        the group with outcome 0.
+        Rewards are placed on the last token that the policy wrote in each step, or in the response if there are no steps.
+        An unscorable sample has an all-False response mask. So has an empty response, which still counts in its group with
+        outcome 0.
         """
         assert len(rollouts) == len(scores), f"{len(rollouts)} rollouts but {len(scores)} scores"
         baselines = [None] * len(rollouts) if baselines is None else baselines
@@ -236,23 +236,23 @@ class RolloutBatch(_Rows):
 
 
 def _placed_rewards(score: Score, written: Sequence[bool]) -> dict[int, float]:
-    """Rewards by response token: those of the steps, the rest on the last token, all on tokens the policy wrote."""
-    assert score.reward is not None, "a sample that was not scored has no rewards to place"
-    own = [place for place, is_own in enumerate(written) if is_own]
-    if not own:
+    """Rewards by response token: step rewards, and the rest on the last token. Only tokens the policy wrote get rewards."""
+    assert score.reward is not None, "an unscored sample has no rewards to place"
+    places = [place for place, is_written in enumerate(written) if is_written]
+    if not places:
         return {}
     placed: dict[int, float] = {}
     ends = sorted(score.steps)
     for end in ends[:-1]:
-        place = max((token for token in own if token <= end), default=own[0])
+        place = max((token for token in places if token <= end), default=places[0])
         placed[place] = placed.get(place, 0.0) + score.steps[end]
-    placed[own[-1]] = placed.get(own[-1], 0.0) + score.reward - sum(score.steps[end] for end in ends[:-1])
+    placed[places[-1]] = placed.get(places[-1], 0.0) + score.reward - sum(score.steps[end] for end in ends[:-1])
     return placed
 
 
 @dataclass(frozen=True)
 class Values(_Rows):
-    """What the critic says of a batch."""
+    """The critic's values of a batch."""
 
     values: Tensor  # (B, T) float32: value of the prefix before token t
     final: Tensor  # (B,) float32: value after the last token, read only to bootstrap truncated responses
@@ -264,10 +264,10 @@ class Values(_Rows):
 
 @dataclass(frozen=True)
 class Inferred(_Rows):
-    """What the models say of a RolloutBatch before the update."""
+    """Log-probs and values of a RolloutBatch before the update."""
 
     old_logprobs: Tensor  # (B, T) float32, actor at the start of the update
-    ref_logprobs: Tensor | None = None  # (B, T) float32, only if a KL term needs it
+    ref_logprobs: Tensor | None = None  # (B, T) float32, only if a KL term needs them
     values: Values | None = None  # only with a critic
 
     def __post_init__(self) -> None:
@@ -277,7 +277,7 @@ class Inferred(_Rows):
 
 @dataclass(frozen=True)
 class Credit:
-    """What an advantage estimator returns."""
+    """The result of an advantage estimator."""
 
     advantages: Tensor  # (B, T) float32, 0 outside the response mask
     returns: Tensor | None = None  # (B, T) float32, the critic's targets
@@ -285,10 +285,10 @@ class Credit:
 
 @dataclass(frozen=True)
 class TrainBatch(_Rows):
-    """Samples with their credit, ready for the losses.
+    """Samples with their advantages, ready for the losses.
 
-    `num_tokens`, `num_sequences` and `num_positive_tokens` are GLOBAL denominators of the mini-batch this belongs to: they
-    stay the same in every cut into ranks and micro-batches, so the gradient does too.
+    `num_tokens`, `num_sequences` and `num_positive_tokens` are GLOBAL denominators of the whole mini-batch. They do not
+    depend on how it is split into ranks and micro-batches, so the gradient does not either.
     """
 
     rollout: RolloutBatch
@@ -297,8 +297,8 @@ class TrainBatch(_Rows):
     ref_logprobs: Tensor | None = None  # (B, T) float32
     old_values: Tensor | None = None  # (B, T) float32
     returns: Tensor | None = None  # (B, T) float32
-    weights: Tensor | None = None  # (B, T) float32, of the policy loss: corrects for another sampler than the trainer
-    positive: Tensor | None = None  # (B,) bool: right answers, to be imitated too
+    weights: Tensor | None = None  # (B, T) float32, of the policy loss: correct for the sampler differing from the trainer
+    positive: Tensor | None = None  # (B,) bool: correct answers, which the NLL term imitates
     num_tokens: int = 0
     num_sequences: int = 0
     num_positive_tokens: int = 0
@@ -319,7 +319,7 @@ class TrainBatch(_Rows):
         return self.rollout.response_mask
 
     def as_minibatch(self) -> TrainBatch:
-        """The same rows as one whole mini-batch: the denominators are counted from them."""
+        """The same rows as a whole mini-batch, with denominators counted from these rows."""
         return replace(
             self,
             num_tokens=int(self.mask.sum()),
@@ -336,7 +336,7 @@ class TrainBatch(_Rows):
         return replace(self, rollout=rollout, **columns)
 
     def blank(self) -> TrainBatch:
-        """One row that counts for nothing: what a rank runs when it has fewer micro-batches than another."""
+        """One row without tokens in the losses. A rank runs it if it has fewer micro-batches than another rank."""
         row = self.select([0])
         silent = replace(row.rollout, response_mask=torch.zeros_like(row.rollout.response_mask))
         return replace(row, rollout=silent)
@@ -344,10 +344,10 @@ class TrainBatch(_Rows):
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A loss and what there is to say of it.
+    """A loss and its metrics.
 
-    `metrics` are (numerator, denominator) pairs that add up over micro-batches, ranks and mini-batches; `maxima` take the
-    largest.
+    `metrics` are (numerator, denominator) pairs that add up over micro-batches, ranks and mini-batches; `maxima` are
+    combined with max.
     """
 
     loss: Tensor  # ()

@@ -1,6 +1,6 @@
-"""Sums, means and whitening over the tokens a mask selects.
+"""Sums, means and whitening over the tokens that a mask selects.
 
-Values outside the mask are never read: they are replaced before any arithmetic, since NaN * 0 is NaN.
+Values outside the mask are never used: they are replaced before any arithmetic, because NaN * 0 is NaN.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def whiten(values: Tensor, mask: Tensor, eps: float = EPS) -> Tensor:
 
         w_t = (x_t - mean) / (std + eps)
 
-    One selected value is returned unchanged (it has no deviation to divide by); none gives zeros.
+    A single selected value is returned unchanged, because it has no standard deviation; an empty mask gives zeros.
     """
     count = mask.sum()
     if count <= 1:

@@ -1,4 +1,4 @@
-"""Alarms: what a run tells its user when its numbers say that something is wrong. None of them stops it."""
+"""Alarms: warnings to the user when the metrics of a run show a problem. No alarm stops the run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tandem.platform.experience.metrics import Metrics
 
 @dataclass
 class Alarm:
-    """Speaks once, when `is_wrong` has held for `after` steps in a row; a step without one of its metrics says nothing.
+    """Warns once, when `is_wrong` has held for `after` steps in a row. Steps that lack one of its metrics are skipped.
 
-    Tensors count as unmoved that none of these steps has moved.
+    A tensor counts as unmoved if none of these steps has changed it.
     """
 
     after: int
@@ -25,7 +25,7 @@ class Alarm:
     _unmoved: frozenset[str] = frozenset()
 
     def __call__(self, metrics: Metrics, unmoved: Collection[str]) -> str | None:
-        """What to tell the user after this step, if anything."""
+        """The warning to show after this step, if any."""
         if any(name not in metrics for name in self.reads):
             return None
         self._unmoved = self._unmoved.intersection(unmoved) if self._streak else frozenset(unmoved)
@@ -38,7 +38,7 @@ LARGEST_GAP = 0.1  # nats per token; numerics of another engine in bfloat16 stay
 
 
 def alarms(config: Config) -> list[Alarm]:
-    """All of them, for one run with these settings, which their advice suits."""
+    """All alarms of a run, with advice that fits its settings."""
     return [
         Alarm(10, ["reward/std"], lambda metrics, _: metrics["reward/std"] == 0, _flat_reward),
         Alarm(3, ["reward/unscorable", "samples/sampled"], _nothing_scored, _nothing_scored_text),
@@ -50,8 +50,8 @@ def alarms(config: Config) -> list[Alarm]:
 
 def _flat_reward(metrics: Metrics, unmoved: Collection[str]) -> str:
     return (
-        f"warning: in 10 steps every sample had the same reward ({metrics['reward/mean']:g}), so nothing can be "
-        "learned. Look at samples/: does the reward function read what the model writes? "
+        f"warning: for 10 steps all samples had the same reward ({metrics['reward/mean']:g}), so the policy cannot "
+        "learn. Look at samples/: does the reward function read what the model writes? "
         "rollout.max_response_tokens may cut the answer off"
     )
 
@@ -62,9 +62,9 @@ def _nothing_scored(metrics: Metrics, unmoved: Collection[str]) -> bool:
 
 def _nothing_scored_text(metrics: Metrics, unmoved: Collection[str]) -> str:
     counts = {name.removeprefix("reward/unscorable_"): n for name, n in metrics.items() if "unscorable_" in name}
-    problems = ", ".join(f"{name} {count:.0f}" for name, count in sorted(counts.items())) or "of no named kind"
+    problems = ", ".join(f"{name} {count:.0f}" for name, count in sorted(counts.items())) or "unnamed problem"
     return (
-        f"warning: in 3 steps no sample could be scored, so nothing was trained (in the last one: {problems}). Look at "
+        f"warning: for 3 steps no sample could be scored, so nothing was trained (in the last step: {problems}). Look at "
         "samples/ and at what the reward functions return; they time out after reward.timeout_s"
     )
 
@@ -73,7 +73,7 @@ def _negative_variance(metrics: Metrics, unmoved: Collection[str]) -> str:
     return (
         f"warning: for 20 steps the critic's values have been worse than a constant (critic/explained_variance "
         f"{metrics['critic/explained_variance']:.2f}), so they add noise to the advantages. Set critic.warmup_steps to "
-        "train it before the policy moves, critic.lr higher or lower, or an adv_estimator without a critic"
+        "train the critic before the policy, change critic.lr, or set an adv_estimator without a critic"
     )
 
 
@@ -84,13 +84,13 @@ def _wide_gap(metrics: Metrics, unmoved: Collection[str]) -> bool:
 def _wide_gap_text(config: Config, metrics: Metrics, unmoved: Collection[str]) -> str:
     return (
         f"warning: the log-probs of the rollout engine differ from the trainer's by {metrics['rollout/logprob_gap']:.2f} "
-        "nats per token on average, with the same weights. The samples are those of another distribution than the one "
-        f"trained. {against_another_sampler(config) or 'Look at model.dtype and rollout.engine'}"
+        "nats per token on average, with the same weights. The samples come from a different distribution than the "
+        f"trained one. {against_another_sampler(config) or 'Look at model.dtype and rollout.engine'}"
     )
 
 
 def _moves(metrics: Metrics) -> bool:
-    """Whether something else was updated, so that what stands still should have moved."""
+    """Whether a role had a nonzero update, so unmoved tensors should have changed."""
     return any(metrics.get(f"{role}/grad_norm", 0.0) * metrics.get(f"{role}/lr", 0.0) > 0 for role in ("policy", "critic"))
 
 
@@ -98,13 +98,13 @@ def _unmoved(metrics: Metrics, unmoved: Collection[str]) -> str:
     names = sorted(unmoved)
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
-        f"warning: in 5 steps no update has changed {len(names)} trainable tensors: {shown}. They get no gradient, or "
+        f"warning: for 5 steps no update has changed {len(names)} trainable tensors: {shown}. They get no gradient, or "
         "their learning rate is too small for model.dtype"
     )
 
 
 def against_another_sampler(config: Config) -> str:
-    """What to set where samples come from another distribution than the one trained; empty if all of it is set."""
+    """Advice for samples from a different distribution than the trained one; empty if no setting is left to change."""
     steps = []
     if config.rollout.top_p < 1:
         steps.append("rollout.top_p=1")

@@ -1,4 +1,4 @@
-"""Checksums that two processes compute alike, whatever their thread counts."""
+"""Checksums that are the same in every process, whatever its thread count."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WEIGHTS = 65_521  # prime: an element's weight depends on where it stands
+_WEIGHTS = 65_521  # prime; the weight of an element depends on its position
 
 
 def checksum(tensor: Tensor) -> int:
-    """A 64-bit checksum of the bits of a tensor and their places; equal tensors of one dtype have equal ones.
+    """A 64-bit checksum of the bits of a tensor and their positions. Equal tensors of one dtype have equal checksums.
 
-    Integer arithmetic modulo 2^64, so the order of summation cannot change it.
+    Uses integer arithmetic modulo 2^64, so the order of summation cannot change the result.
     """
     bits = tensor.detach().contiguous().view(_AS_INTEGER[tensor.element_size()]).flatten()
     places = torch.arange(bits.numel(), device=bits.device) % _WEIGHTS + 1
@@ -23,5 +23,5 @@ def checksum(tensor: Tensor) -> int:
 
 
 def combined(checksums: Mapping[str, int]) -> str:
-    """One text for many checksums by name: changes with any of them, whatever their order."""
+    """A digest of named checksums. It changes with any checksum, and does not depend on their order."""
     return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""Collects the samples of a training step: prompts -> generate -> score, in as many rounds as the batch takes.
+"""Collects the samples of a training step: prompts -> generate -> score, in one or more rounds.
 
-One round samples `data.prompts_per_step` prompts. With `algo.dynamic_sampling` rounds go on until every group of the batch
-carries signal: Yu et al., DAPO, section 3.2, https://arxiv.org/abs/2503.14476
+One round samples `data.prompts_per_step` prompts. With `algo.dynamic_sampling`, rounds continue until every group of the
+batch carries signal: Yu et al., DAPO, section 3.2, https://arxiv.org/abs/2503.14476
 
-With `run.epochs` the rounds end with the data; the last batch is then filled up with groups without signal.
+With `run.epochs`, the rounds end with the data; the last batch is then filled up with groups without signal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tandem.platform.loop.residency import Residency
 from tandem.platform.loop.spans import Spans
 from tandem.platform.rewards.shaping import RewardShaper
 
-TRAINING_STREAM = 0  # what a random number is for; part of its seed
+TRAINING_STREAM = 0  # part of the seed: separates training samples from other random numbers
 
 
 class NoSignal(ValueError):
@@ -35,24 +35,24 @@ class NoSignal(ValueError):
 
 @dataclass(frozen=True)
 class Collected:
-    """The batch of a step, and where all samples went: sampled + carried = in the batch + filtered + leftover."""
+    """The batch of a step, and sample counts: sampled + carried = in the batch + filtered + leftover."""
 
     batch: RolloutBatch
     groups: Sequence[Group]  # of the batch, in its order
-    sampled: Sequence[Group]  # of this step, whether or not they are in the batch
+    sampled: Sequence[Group]  # all groups sampled in this step, whether or not they are in the batch
     rounds: int
-    carried: int  # samples left over from the step before
+    carried: int  # samples left over from the previous step
     filtered: int  # samples of groups without signal that are not in the batch
     leftover: int  # samples with signal beyond the batch, kept or dropped
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Of the batch."""
+        """The rollouts of the batch."""
         return rollouts_of(self.groups)
 
     @property
     def scores(self) -> list[Score]:
-        """Of the batch."""
+        """The scores of the batch."""
         return scores_of(self.groups)
 
 
@@ -74,12 +74,12 @@ class Collector:
         epochs, per_round = config.run.epochs, config.data.prompts_per_step
         self.rounds = math.inf if epochs is None else math.ceil(epochs * len(source.rows) / per_round)
         self.shaper = RewardShaper(config.reward, config.rollout.max_response_tokens)
-        self.submitted = 0  # rounds
+        self.submitted = 0  # number of rounds submitted
         self.leftover: list[Group] = []
         self._pending: deque[Any] = deque()  # tickets of rounds being sampled, oldest first
 
     def state(self) -> dict[str, Any]:
-        """What the next step depends on, as JSON can hold it. Rounds under way are sampled again by who goes on."""
+        """The state that the next step depends on, as JSON values. A resumed run samples unfinished rounds again."""
         return {
             "rounds": self.taken,
             "leftover": [group_to_json(group) for group in self.leftover],
@@ -87,7 +87,7 @@ class Collector:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         self.submitted = state["rounds"]
         self.leftover = [group_from_json(group, self.source) for group in state["leftover"]]
         self.shaper.moments.state = state["reward_moments"]
@@ -99,14 +99,14 @@ class Collector:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether `run.epochs` passes over the data have been made; what is left over is less than a batch."""
+        """Whether `run.epochs` passes over the data are complete; the remaining data is less than a batch."""
         return self.taken >= self.rounds
 
     def collect(self, step: int) -> Collected:
-        """The batch of step 1, 2, ...
+        """The batch of `step`, counted from 1.
 
         Raises:
-            NoSignal: after `algo.dynamic_max_rounds` rounds, with `algo.dynamic_at_cap=error`.
+            NoSignal: groups are missing after `algo.dynamic_max_rounds` rounds, with `algo.dynamic_at_cap=error`.
         """
         if self.config.algo.dynamic_sampling:
             return self._until_full(step)
@@ -141,16 +141,16 @@ class Collector:
             leftover=samples_in(surplus),
         )
 
-    def _too_few(self, step: int, found: int, rounds: int) -> str:
+    def _too_few(self, step: int, full: int, rounds: int) -> str:
         algo, prompts = self.config.algo, self.config.data.prompts_per_step
         return (
             f"step {step}: of {rounds * prompts} prompts in algo.dynamic_max_rounds={rounds} rounds, "
-            f"only {found} have responses that differ in {algo.dynamic_metric}, but data.prompts_per_step={prompts} are "
-            "wanted. The data may be too easy or too hard. Set algo.dynamic_max_rounds higher, or algo.dynamic_at_cap=mask"
+            f"only {full} have responses that differ in {algo.dynamic_metric}, but data.prompts_per_step={prompts} are "
+            "needed. The data may be too easy or too hard. Set algo.dynamic_max_rounds higher, or algo.dynamic_at_cap=mask"
         )
 
     def _round(self, step: int) -> list[Group]:
-        """The oldest round under way, with up to `max_staleness` later ones submitted behind it."""
+        """Collects the oldest pending round, after submitting up to `max_staleness` later rounds."""
         ahead = min(self.config.rollout.max_staleness, self.steps - step)
         with self.spans.span("generate"):
             self.residency.sampling()
@@ -163,7 +163,7 @@ class Collector:
             return self._score(len(prompts), sampled, greedy)
 
     def _finished(self, ticket: Any) -> dict[int, tuple[list[Rollout], Any]]:
-        """By the prompt's place its rollouts, and the ticket of their scores: scoring starts as soon as each is there."""
+        """Rollouts and scoring ticket by prompt position. Scoring starts as soon as the rollouts of a prompt exist."""
         return {
             place: (rollouts, self.roles.rewards.submit(rollouts))
             for place, rollouts in self.roles.rollouts.finished(ticket)
@@ -191,10 +191,10 @@ class Collector:
     def _score(
         self, prompts: int, sampled: Mapping[int, tuple[list[Rollout], Any]], greedy: Mapping[int, Any]
     ) -> list[Group]:
-        """The groups of so many prompts, in their order."""
+        """The groups of `prompts` prompts, in order."""
         collect = self.roles.rewards.collect
-        given = {place: collect(ticket) for place, (_, ticket) in sorted(sampled.items())}
-        self.shaper.observe([score for place in range(prompts) for score in given[place]])
+        scores = {place: collect(ticket) for place, (_, ticket) in sorted(sampled.items())}
+        self.shaper.observe([score for place in range(prompts) for score in scores[place]])
         groups = []
         for place in range(prompts):
             rollouts = sampled[place][0]
@@ -203,11 +203,11 @@ class Collector:
                 [best], ticket = greedy[place]
                 [score] = self.shaper.shape([best], collect(ticket))
                 baseline, tokens = score.reward, len(best.response_ids)
-            groups.append(Group(rollouts, self.shaper.shape(rollouts, given[place]), baseline, tokens))
+            groups.append(Group(rollouts, self.shaper.shape(rollouts, scores[place]), baseline, tokens))
         return groups
 
     def _batch(self, groups: Sequence[Group], muted: int) -> RolloutBatch:
-        """All samples of the groups; those of the last `muted` groups are out of the losses."""
+        """All samples of the groups. The samples of the last `muted` groups are excluded from the losses."""
         with self.spans.span("score"):
             baselines = [group.baseline for group in groups for _ in group.rollouts]
             batch = RolloutBatch.from_rollouts(rollouts_of(groups), scores_of(groups), baselines)

@@ -1,8 +1,8 @@
-"""The loop: one driver for every algorithm. It asks the algorithm's record for what it needs, never for its name.
+"""The loop: one driver for every algorithm. The driver reads the algorithm's record, never its name.
 
     prompts -> generate -> score -> infer -> credit -> update -> publish
 
-Read `Driver.step` first; every line of it is a phase. `Collector.collect` is the first two.
+Read `Driver.step` first: it lists the phases in order. `Collector.collect` is the first two phases.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tandem.platform.loop.residency import Residency
 from tandem.platform.loop.seeds import mix
 from tandem.platform.loop.spans import Spans
 
-UPDATE_STREAM = 1  # what a random number is for; part of its seed
+UPDATE_STREAM = 1  # part of the seed: separates the order of updates from other random numbers
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves: its metrics, and its samples with their credit."""
+    """The result of a step: its metrics, and its samples with their advantages."""
 
     metrics: Metrics
     collected: Collected
@@ -46,8 +46,8 @@ class StepResult:
 class Driver:
     """Trains for `steps` steps, or fewer if `run.epochs` passes over the data take fewer.
 
-    `on_step(step, result)` is called after each, evaluation included, also if that fails; an evaluation before the first of
-    them comes as `on_eval(metrics)`, with the step it belongs to.
+    `on_step(step, result)` is called after each step and its evaluation, even if the evaluation fails. `on_eval(metrics)`
+    receives the evaluation before the first step; the metrics include the step number.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class Driver:
         self.config, self.algorithm, self.roles, self.source, self.steps = config, algorithm, roles, source, steps
         self.evaluations, self.spans = evaluations, spans or Spans()
         self.on_step, self.on_eval = on_step, on_eval
-        self.number = 0  # of the step that runs
-        self.settled: dict[str, Any] | None = None  # the state that the weights of now belong to; None while they move
-        self.first_weights = ""  # changes with any weight that `run` began with
-        self.version = 0  # of the policy: updates it has had
+        self.number = 0  # of the current step
+        self.settled: dict[str, Any] | None = None  # the state that matches the current weights; None during an update
+        self.first_weights = ""  # digest of the weights that `run` began with
+        self.version = 0  # of the policy: number of its updates
         self.residency = Residency(roles)
         self.collector = Collector(config, algorithm, roles, source, steps, self.spans, self.residency)
         self.kl_controller = KLController(config.algo.kl_reward_coef, config.algo.kl_target, config.algo.kl_horizon)
-        self.critic_ready = roles.critic is None or config.critic.warmup_steps == 0  # then the policy learns
+        self.critic_ready = roles.critic is None or config.critic.warmup_steps == 0  # if True, the policy learns
 
     def state(self) -> dict[str, Any]:
-        """Where the loop is after a step, as JSON can hold it; the roles' own states come beside it."""
+        """The state of the loop after a step, as JSON values. The states of the roles are saved separately."""
         return {
             "step": self.number,
             "version": self.version,
@@ -88,14 +88,14 @@ class Driver:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state`; before `run`."""
+        """Restores a `state`; call it before `run`."""
         self.number, self.version, self.critic_ready = state["step"], state["version"], state["critic_ready"]
-        if self.config.algo.kl_target is not None and state["kl_coef"] > 0:  # else it is what the settings say
+        if self.config.algo.kl_target is not None and state["kl_coef"] > 0:  # else the settings determine it
             self.kl_controller.coef = state["kl_coef"]
         self.collector.restore(state)
 
     def run(self) -> None:
-        """The whole training, with the evaluations around and inside it."""
+        """Runs the whole training, including evaluations."""
         if self.number > 0 and self.is_done:
             return
         self.settled = self.state()
@@ -108,17 +108,17 @@ class Driver:
                 every = self.config.eval.every
                 if self.is_done or (every and self.number % every == 0):
                     result = replace(result, metrics={**result.metrics, **self._evaluate()})
-            finally:  # a step that is done is kept, whatever becomes of its evaluation
+            finally:  # record a completed step even if its evaluation fails
                 self.spans.mark("record")
                 self.on_step(self.number, result)
 
     @property
     def is_done(self) -> bool:
-        """Whether the last step has been made."""
+        """Whether the last step is complete."""
         return self.number >= self.steps or self.collector.is_exhausted
 
     def step(self) -> StepResult:
-        """One training step."""
+        """Runs one training step."""
         self.number += 1
         with self.spans.span("step"):
             collected = self.collector.collect(self.number)
@@ -153,7 +153,7 @@ class Driver:
         return Inferred(old, ref, values)
 
     def _update(self, batch: TrainBatch, described: Metrics) -> tuple[Metrics, frozenset[str]]:
-        """Critic, then actor, over the same mini-batches; and the trainable tensors that none of it has moved."""
+        """Updates critic, then actor, on the same mini-batches. Returns metrics and the unmoved trainable tensors."""
         parts = list(epochs(batch, self.config.train, mix(self.config.run.seed, UPDATE_STREAM, self.number)))
         totals = self._gradient_noise(batch)
         if self.roles.critic is not None:
@@ -167,7 +167,7 @@ class Driver:
         return {**measure.reduce_totals(totals), "update/unmoved_tensors": float(len(unmoved))}, unmoved
 
     def _gradient_noise(self, batch: TrainBatch) -> list[Totals]:
-        """Measures it on the steps that ask for it, where both halves of the batch have tokens."""
+        """Measures gradient noise if this step is due for it and both halves of the batch have tokens."""
         every = self.config.train.gradient_noise_every
         parts = halves(batch) if every and self.number % every == 0 else []
         if not parts or not all(part.num_tokens for part in parts):
@@ -176,13 +176,13 @@ class Driver:
             return [self.roles.actor.gradient_noise(parts)]
 
     def _critic_suffices(self, described: Metrics) -> bool:
-        """Whether the critic has had its steps alone, or explains enough already."""
+        """Whether the critic's warm-up is over: all its steps are done, or its explained variance is high enough."""
         critic = self.config.critic
         enough = critic.warmup_until is not None and described["critic/explained_variance"] >= critic.warmup_until
         return enough or self.number > critic.warmup_steps
 
     def _update_actor(self, parts: list[list[TrainBatch]]) -> Totals:
-        """Epoch after epoch, until the policy has moved further than `algo.kl_stop`."""
+        """Updates epoch by epoch, until the policy has moved further than `algo.kl_stop`."""
         totals: list[Totals] = []
         for epoch in parts:
             totals.append(self.roles.actor.update(epoch))
@@ -193,15 +193,15 @@ class Driver:
         return measure.add_totals([*totals, done])
 
     def _advance(self, described: Metrics) -> None:
-        """What the next step starts from."""
-        if self.critic_ready:  # a policy that is held still has a KL that says nothing of the coefficient
+        """Prepares the next step: adapts the KL coefficient and publishes the new policy."""
+        if self.critic_ready:  # while the policy is frozen, its KL says nothing about the coefficient
             if "kl/sampled" in described:
                 self.kl_controller.observe(described["kl/sampled"], self.config.samples_per_step)
             self.version += 1
             self._publish(verify=self.version % self.config.trainer.checksum_every == 0)
 
     def _publish(self, verify: bool) -> Mapping[str, int]:
-        """Sends the weights to the rollout engines; returns their checksums, if they were taken."""
+        """Sends the weights to the rollout engines. Returns their checksums, if `verify`."""
         self.residency.syncing()
         self.roles.rollouts.begin_weights()
         for bucket in self.roles.actor.weight_buckets(verify):

@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts.
 
-All numbers are means over prompts; each comes with a 95 % interval by bootstrap over prompts, as `..._low` and `..._high`.
+All numbers are means over prompts. Each has a 95 % interval, `..._low` and `..._high`, from a bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from tandem.platform.loop.protocols import Roles, Sampling
 from tandem.platform.loop.seeds import mix
 from tandem.platform.rewards.functions import RewardError, answer_of
 
-EVAL_STREAM = 2  # part of the seed, so that evaluating never changes what training samples
-RESAMPLES, CONFIDENCE = 1000, 0.95
-"""Endings of what stands beside a number."""
+EVAL_STREAM = 2  # part of the seed: evaluation never changes what training samples
+RESAMPLES, CONFIDENCE = 1000, 0.95  # of the bootstrap interval
 
 
 @dataclass(frozen=True)
@@ -30,27 +29,27 @@ class Evaluation:
     name: str
     prompts: Sequence[Prompt]
     max_tokens: int
-    samples_per_prompt: int  # sampled responses beside the greedy one; 0: none
+    samples_per_prompt: int  # sampled responses in addition to the greedy one; 0: none
     temperature: float
     top_p: float = 1.0
     top_k: int | None = None
-    verifier: str | None = None  # the part of a score that says whether a response is right; None: the reward is measured
-    with_reward: bool = False  # the training reward besides, where it is another number
+    verifier: str | None = None  # part of a score that says whether a response is correct; None: measure the reward
+    with_reward: bool = False  # also measure the training reward, where it differs from the verifier
 
     def run(self, roles: Roles, seed: int, step: int) -> Metrics:
-        """`eval/<name>/greedy`, and with k sampled responses to a prompt besides:
+        """Measures `eval/<name>/greedy` and, with k sampled responses per prompt, also `eval/<name>/...`:
 
-            mean          of their values
-            pass@n        expected best value of n of them, for n = 2, 4, ... up to k; where values are 0 and 1, the
-                          unbiased estimator of Chen et al., section 2.1, https://arxiv.org/abs/2107.03374
-            majority@k    value of the answer that most of them give; an answer is what the verifier reads
+            mean          mean value of the responses
+            pass@n        expected best value of n responses, for n = 2, 4, ... up to k; if the values are 0 and 1, this is
+                          the unbiased estimator of Chen et al., section 2.1, https://arxiv.org/abs/2107.03374
+            majority@k    value of the most frequent answer; the verifier defines how an answer is read
 
-        The value of a response is what the verifier says, else its reward. Each with its interval; greedy and mean with
-        `_length_mean`, `_truncated_frac` and `_unscorable`; `eval/<name>/reward` is the mean reward of the greedy
-        responses. Responses that cannot be scored count as 0.
+        The value of a response is the verifier's, or its reward without a verifier. Each metric has its interval; greedy
+        and mean also have `_length_mean`, `_truncated_frac` and `_unscorable`. `eval/<name>/reward` is the mean reward of
+        the greedy responses. Responses that cannot be scored count as 0.
 
         Raises:
-            RewardError: a verifier gave a value outside [0, 1].
+            RewardError: the verifier gave a value outside [0, 1].
         """
         metrics: Metrics = {}
         for key, sampling in self._samplings(seed, step).items():
@@ -70,17 +69,17 @@ class Evaluation:
         return samplings
 
     def _measure(self, key: str, rollouts: Sequence[Rollout], scores: Sequence[Score], k: int) -> Metrics:
-        """What `k` responses to each prompt, side by side, say."""
-        found = [self._value(score) for score in scores]
-        known = [value or 0.0 for value in found]
+        """Metrics of `k` responses per prompt, which are adjacent in `rollouts` and `scores`."""
+        scored = [self._value(score) for score in scores]
+        known = [value or 0.0 for value in scored]
         by_prompt = [known[start : start + k] for start in range(0, len(known), k)]
-        values = {key: [sum(of_one) / k for of_one in by_prompt]}
+        values = {key: [sum(of_prompt) / k for of_prompt in by_prompt]}
         if k > 1:
             for n in sorted({*(2**power for power in range(1, k.bit_length()) if 2**power <= k), k}):
-                values[f"pass@{n}"] = [best_of(of_one, n) for of_one in by_prompt]
+                values[f"pass@{n}"] = [best_of(of_prompt, n) for of_prompt in by_prompt]
             answers = [answer_of(self.verifier, rollout.response_text) for rollout in rollouts]
             values[f"majority@{k}"] = [
-                majority(answers[number * k : (number + 1) * k], of_one) for number, of_one in enumerate(by_prompt)
+                majority(answers[number * k : (number + 1) * k], of_prompt) for number, of_prompt in enumerate(by_prompt)
             ]
         metrics: Metrics = {}
         for name, of_prompts in values.items():
@@ -89,7 +88,7 @@ class Evaluation:
         metrics |= {
             f"{key}_length_mean": sum(len(rollout.response_ids) for rollout in rollouts) / len(rollouts),
             f"{key}_truncated_frac": sum(rollout.stop.is_truncated for rollout in rollouts) / len(rollouts),
-            f"{key}_unscorable": float(sum(value is None for value in found)),
+            f"{key}_unscorable": float(sum(value is None for value in scored)),
         }
         return {HeldOut(self.name, name).key: value for name, value in metrics.items()}
 
@@ -99,16 +98,16 @@ class Evaluation:
         value = score.parts.get(self.verifier)
         if value is not None and not 0 <= value <= 1:
             raise RewardError(
-                f"the verifier {self.verifier!r} gave {value:g}; held-out accuracy needs numbers from 0 (wrong) to 1 "
-                "(right). Set eval.function to a function that gives these"
+                f"the verifier {self.verifier!r} returned {value:g}; held-out accuracy needs numbers from 0 (wrong) to 1 "
+                "(right). Set eval.function to a function that returns such numbers"
             )
         return value
 
 
 def best_of(rewards: Sequence[float], n: int) -> float:
-    """Expected best of n of the rewards, drawn without repetition: sum_i x_(i) C(i-1, n-1) / C(k, n), x_(1) the smallest.
+    """Expected maximum of n rewards drawn without replacement: sum_i x_(i) C(i-1, n-1) / C(k, n), x_(1) the smallest.
 
-    With c of k rewards 1 and the others 0 it is 1 - C(k-c, n) / C(k, n).
+    If c of k rewards are 1 and the others 0, this is 1 - C(k-c, n) / C(k, n).
     """
     assert 1 <= n <= len(rewards), f"the best of {n} of {len(rewards)}"
     ranked = sorted(rewards)
@@ -116,13 +115,13 @@ def best_of(rewards: Sequence[float], n: int) -> float:
 
 
 def majority(answers: Sequence[str], rewards: Sequence[float]) -> float:
-    """The reward of the most frequent answer; of several, of the one given first."""
+    """The reward of the most frequent answer; in a tie, of the answer that occurs first."""
     winner, _ = Counter(answers).most_common(1)[0]
     return rewards[answers.index(winner)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Lower and upper end of the bootstrap percentile interval of the mean; always the same for the same values."""
+    """Lower and upper end of the bootstrap percentile interval of the mean; deterministic for the same values."""
     draw = torch.Generator().manual_seed(mix(len(values)))
     sample = torch.tensor(values, dtype=torch.float64)
     rows = torch.randint(len(values), (RESAMPLES, len(values)), generator=draw)

@@ -1,4 +1,4 @@
-"""The samples of one prompt, and how they outlive the process: dynamic sampling leaves groups over for the next step."""
+"""The samples of one prompt, and their JSON form: dynamic sampling can keep groups for the next step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Group:
 
     rollouts: Sequence[Rollout]
     scores: Sequence[Score]
-    baseline: float | None = None  # reward of the greedy response, where the algorithm asks for it
-    greedy_tokens: int = 0  # of that response
+    baseline: float | None = None  # reward of the greedy response, if the algorithm needs it
+    greedy_tokens: int = 0  # tokens of the greedy response
 
     def varies(self, metric: str) -> bool:
-        """Whether the samples differ in "reward", or in "accuracy", the reward before shaping."""
+        """Whether the samples differ in `metric`: "reward", or "accuracy" (the reward before shaping)."""
         values = [
             score.accuracy if metric == "accuracy" else score.reward for score in self.scores if score.reward is not None
         ]
@@ -33,17 +33,17 @@ def rollouts_of(groups: Sequence[Group]) -> list[Rollout]:
 
 
 def scores_of(groups: Sequence[Group]) -> list[Score]:
-    """Their scores, in the same order."""
+    """The scores of the groups, in order."""
     return [score for group in groups for score in group.scores]
 
 
 def samples_in(groups: Sequence[Group]) -> int:
-    """Samples in so many groups."""
+    """The number of samples in the groups."""
     return sum(len(group.rollouts) for group in groups)
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
-    """A group without its prompt, which its id stands for."""
+    """A group as JSON values; the prompt is replaced by its group id."""
     rollouts = [
         {name: value for name, value in vars(rollout).items() if name != "prompt"} | {"stop": rollout.stop.value}
         for rollout in group.rollouts
@@ -58,7 +58,7 @@ def group_to_json(group: Group) -> dict[str, Any]:
 
 
 def group_from_json(saved: Mapping[str, Any], source: PromptSource) -> Group:
-    """The group, with its prompt from the data."""
+    """The group of a JSON value; its prompt comes from `source`."""
     prompt = source.prompt_of_group(saved["group_id"])
     scores = [
         {**score, "steps": {int(token): value for token, value in score["steps"].items()}} for score in saved["scores"]

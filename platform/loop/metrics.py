@@ -1,4 +1,4 @@
-"""From the data of a step to flat metrics. Pure; the keys are listed in the README."""
+"""Computes flat metrics from the data of a step. Pure; the README lists the keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reduce_totals(parts: Iterable[Totals]) -> Metrics:
 
 
 def add_totals(parts: Iterable[Totals]) -> Totals:
-    """The totals of all parts: numerators and denominators summed, maxima taken, what none has moved is unmoved."""
+    """The totals of all parts: sums of numerators and denominators, maxima, and the tensors that no part has moved."""
     parts = list(parts)
     sums: dict[str, tuple[float, float]] = {}
     maxima: dict[str, float] = {}
@@ -45,7 +45,7 @@ def add_totals(parts: Iterable[Totals]) -> Totals:
 def reward_metrics(scores: Sequence[Score]) -> Metrics:
     """`reward/*` over the samples that could be scored; unscorable ones are counted by problem.
 
-    `reward/accuracy` is the mean reward before shaping, where there is any.
+    `reward/accuracy` is the mean reward before shaping, if rewards are shaped.
     """
     rewards = torch.tensor([score.reward for score in scores if score.reward is not None], dtype=torch.float64)
     metrics: Metrics = {"reward/unscorable": float(len(scores) - len(rewards))}
@@ -79,7 +79,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
 
 
 def sample_metrics(collected: Collected, mask: Tensor) -> Metrics:
-    """`samples/*`, `group/*` and `sampling/*`: where the samples of a step went. `mask` (B, T) is that of the losses.
+    """`samples/*`, `group/*` and `sampling/*`: what became of the samples of a step. `mask` (B, T): tokens in the losses.
 
     sampled + carried = trained + filtered + leftover
     """
@@ -106,9 +106,9 @@ def sample_metrics(collected: Collected, mask: Tensor) -> Metrics:
 
 
 def policy_lag_metrics(batch: RolloutBatch, old_logprobs: Tensor, version: int) -> Metrics:
-    """How far the sampler was from the policy that learns: in log-probs, and in versions.
+    """How far the sampler was from the trained policy: in log-probs, and in policy versions.
 
-    Over the batch as it was sampled: a correction that masks the widest gaps out of the losses must not hide them.
+    Uses the mask from before any correction: a correction that masks out the largest gaps must not hide them.
     """
     gap = log_ratio(old_logprobs, batch.rollout_logprobs).abs()
     return {
@@ -118,9 +118,9 @@ def policy_lag_metrics(batch: RolloutBatch, old_logprobs: Tensor, version: int) 
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over the tokens of the mask; 0 where the returns do not vary in float32.
+    """1 - Var(returns - values) / Var(returns) over the tokens of the mask; 0 if the returns do not vary in float32.
 
-    1: the values explain everything; 0: no more than a constant would; below 0: worse than a constant.
+    1: the values explain the returns fully; 0: no better than a constant; below 0: worse than a constant.
     """
     known, targets = values[mask].double(), returns[mask].double()
     if targets.numel() < 2 or targets.std() <= 1e-5 * targets.abs().max().clamp(min=1.0):
@@ -129,7 +129,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def credit_metrics(batch: TrainBatch) -> Metrics:
-    """`advantage/*` over tokens, and `critic/explained_variance` where there is a critic."""
+    """`advantage/*` over tokens; with a critic also `critic/explained_variance` and `critic/value_mean`."""
     metrics = {"advantage/mean": float(masked_mean(batch.advantages, batch.mask))}
     if batch.old_values is not None and batch.returns is not None:
         metrics["critic/explained_variance"] = explained_variance(batch.old_values, batch.returns, batch.mask)

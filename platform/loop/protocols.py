@@ -1,4 +1,4 @@
-"""What the driver asks of the roles, whatever runs them: Ray groups, or the workers themselves in this process."""
+"""Protocols of the roles that the driver calls. Ray groups implement them, and so do the in-process workers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Scor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one request is sampled."""
+    """Sampling parameters of one request."""
 
     samples: int  # per prompt
-    temperature: float  # 0 = greedy; log-probs of a greedy sample are those at temperature 1
+    temperature: float  # 0 = greedy; the log-probs of a greedy sample are taken at temperature 1
     max_tokens: int
     seed: tuple[int, ...]  # the same seed, prompt and sample number give the same response
     top_p: float = 1.0  # sample from the most likely tokens of this probability
-    top_k: int | None = None  # and from so many at most
+    top_k: int | None = None  # sample from at most this many most likely tokens
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Metrics that still add up: sums of numerators and denominators, and maxima."""
+    """Metrics before division, which can still be added up: sums of numerators and denominators, and maxima."""
 
     sums: Mapping[str, tuple[float, float]]
     maxima: Mapping[str, float]
-    unmoved: frozenset[str] | None = None  # trainable tensors that no update has changed; None: there was no update
+    unmoved: frozenset[str] | None = None  # trainable tensors that no update has changed; None: no update was made
 
 
 ScoreTicket = Any
@@ -43,7 +43,7 @@ Bucket = Any
 
 
 class Role(Protocol):
-    """Anything that holds memory."""
+    """A role that reports its memory."""
 
     def memory(self) -> dict[str, int]:
         """Bytes by kind, summed over ranks: weights, gradients, optimizer, activations, cache, baseline, peak."""
@@ -51,34 +51,34 @@ class Role(Protocol):
 
 
 class Resident(Role, Protocol):
-    """Anything with a model that can leave its device for a while."""
+    """A role whose model can be moved off its device."""
 
     def offload(self) -> None:
-        """Moves the model, and all that its training holds, into host memory."""
+        """Moves the model and its training state into host memory."""
         ...
 
     def onload(self) -> None:
-        """Moves it back."""
+        """Moves the model and its training state back to the device."""
         ...
 
 
 Facts = dict[str, Any]
-"""What a rank of a trained role keeps besides tensors, as JSON can hold it."""
+"""The state of a rank of a trained role, apart from tensors, as JSON values."""
 
 
 class Trained(Resident, Protocol):
-    """Anything that learns: its state can be saved, and taken up again on another number of ranks."""
+    """A role that learns. Its state can be saved, and loaded on a different number of ranks."""
 
     def state_parts(self) -> Iterator[Mapping[str, Tensor]]:
         """Weights and optimizer, as whole tensors by name, in parts."""
         ...
 
     def state_facts(self) -> list[Facts]:
-        """What every rank keeps besides."""
+        """The facts of every rank."""
         ...
 
     def load_state(self, parts: Iterable[Mapping[str, Tensor]], facts: Sequence[Facts]) -> None:
-        """Goes on from what the two gave."""
+        """Loads the results of `state_parts` and `state_facts`."""
         ...
 
 
@@ -94,23 +94,23 @@ class Actor(Trained, Protocol):
         ...
 
     def gradient_noise(self, halves: Sequence[TrainBatch]) -> Totals:
-        """How much the gradients of two halves of a batch, each with its own denominators, differ; nothing is moved."""
+        """How much the gradients of two halves of a batch differ, each with its own denominators. Changes no weights."""
         ...
 
     def weight_buckets(self, verify: bool = True) -> Iterator[Bucket]:
-        """The weights in parts, each to be passed to `Rollouts.load_weights` as it is; `verify`: with checksums."""
+        """The weights in buckets. Pass each bucket unchanged to `Rollouts.load_weights`. `verify`: compute checksums."""
         ...
 
     def weight_checksums(self) -> dict[str, int]:
-        """Checksum of every tensor that `weight_buckets` gave last; nothing if it did not verify."""
+        """Checksums by tensor name from the last `weight_buckets`; empty if `verify` was False."""
         ...
 
 
 class Reference(Resident, Protocol):
-    """The frozen first policy."""
+    """The frozen initial policy."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
-        """(B, T) float32, as `Actor.logprobs`."""
+        """(B, T) float32 log-probs, as in `Actor.logprobs`."""
         ...
 
 
@@ -118,7 +118,7 @@ class Critic(Trained, Protocol):
     """The value function."""
 
     def values(self, batch: RolloutBatch) -> Values:
-        """Value of every prefix."""
+        """The value of every prefix."""
         ...
 
     def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
@@ -131,7 +131,7 @@ class Rewards(Role, Protocol):
 
     @property
     def restarts(self) -> int:
-        """Workers that died and have been replaced so far."""
+        """Number of workers that have died and been replaced."""
         ...
 
     def submit(self, rollouts: Sequence[Rollout]) -> ScoreTicket:
@@ -143,7 +143,7 @@ class Rewards(Role, Protocol):
         ...
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One score per rollout, in order, with what `eval.function` says among its parts."""
+        """One score per rollout, in order; its parts include the value of `eval.function`."""
         ...
 
 
@@ -152,48 +152,48 @@ class Rollouts(Role, Protocol):
 
     @property
     def restarts(self) -> int:
-        """Replicas that died and have been replaced so far."""
+        """Number of replicas that have died and been replaced."""
         ...
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> RolloutTicket:
-        """Starts sampling with the weights of now; returns a ticket for `finished` and `collect`."""
+        """Starts sampling with the current weights; returns a ticket for `finished` and `collect`."""
         ...
 
     def finished(self, ticket: RolloutTicket) -> Iterator[tuple[int, list[Rollout]]]:
-        """(place of a prompt, its samples), each as soon as it is there."""
+        """Yields (position of a prompt, its samples) as soon as the samples of each prompt are complete."""
         ...
 
     def collect(self, ticket: RolloutTicket) -> list[Rollout]:
-        """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
+        """Waits for a ticket. Returns the samples in the order of the prompts; those of one prompt are adjacent."""
         ...
 
     def abandon(self) -> None:
-        """Gives up what is being sampled and frees the devices; nothing can be sampled afterwards."""
+        """Aborts sampling and frees the devices. The engines cannot sample afterwards."""
         ...
 
     def begin_weights(self) -> None:
-        """New weights are about to be sent."""
+        """Announces that new weights will be sent."""
         ...
 
     def load_weights(self, bucket: Bucket) -> None:
-        """Takes one part of new weights; nothing is sampled until `finish_weights`."""
+        """Loads one bucket of new weights. No sampling is possible until `finish_weights`."""
         ...
 
     def sleep(self) -> None:
-        """Frees the device's memory; nothing may be under way."""
+        """Frees the device memory. No sampling may be in progress."""
         ...
 
     def wake(self, what: str) -> None:
-        """Takes it back: first for "weights", which may then be loaded, and then for the "cache"."""
+        """Allocates device memory again: first for "weights", which can then be loaded, then for the "cache"."""
         ...
 
     def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
-        """Declares the weights complete; raises WeightSyncError naming a tensor that did not arrive as sent."""
+        """Declares the weights complete. Raises WeightSyncError with the name of a tensor whose checksum differs."""
         ...
 
 
 class TrainingError(RuntimeError):
-    """The optimization cannot go on: a gradient, a loss or a log-prob is not finite."""
+    """Training cannot continue: a gradient, a loss or a log-prob is not finite."""
 
 
 class WeightSyncError(RuntimeError):
@@ -202,14 +202,14 @@ class WeightSyncError(RuntimeError):
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of one run. `critic` and `reference` exist only where the algorithm asks for them."""
+    """The roles of one run. `critic` and `reference` exist only if the algorithm needs them."""
 
     actor: Actor
     rewards: Rewards
     rollouts: Rollouts
     critic: Critic | None = None
     reference: Reference | None = None
-    devices: float = 1.0  # GPUs that they hold, or CPUs where models are on no GPU
+    devices: float = 1.0  # number of GPUs that the roles hold, or of CPUs if no model is on a GPU
     takes_turns: bool = False  # whether engines and trained models share devices that cannot hold both
 
     def trained(self) -> dict[str, Trained]:
@@ -217,7 +217,7 @@ class Roles:
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
 
     def named(self) -> dict[str, Role]:
-        """Role by the name used in metrics and in Ray."""
+        """All roles, by the name used in metrics and in Ray."""
         roles: dict[str, Role | None] = {
             "actor": self.actor,
             "critic": self.critic,

@@ -1,10 +1,10 @@
-"""Who holds the device when: engines and trained models take turns where they share one.
+"""Decides which models are on a device that rollout engines and trained models share.
 
     generate, evaluate   engines awake, trained models in host memory
     infer, update        trained models on the device, engines asleep
-    publish              the actor on the device, and of the engines their weights; their cache follows when they sample
+    publish              actor and engine weights on the device; the engine cache follows when sampling begins
 
-The driver says which of the three begins; nothing else in tandem moves a model.
+The driver announces each change of phase; nothing else in tandem moves a model.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from tandem.platform.loop.protocols import Roles
 
 
 class Residency:
-    """Moves the roles' models between the phases; does nothing where every role has a device of its own."""
+    """Moves the models of the roles between phases. Does nothing if every role has its own device."""
 
     def __init__(self, roles: Roles) -> None:
         self._roles, self._takes_turns = roles, roles.takes_turns
         self._trained = [role for role in (roles.actor, roles.critic, roles.reference) if role is not None]
-        # Every role loads its model when it starts, so all are there at first.
+        # Every role loads its model when it starts, so all models are on the device at first.
         self._on_device, self._awake = True, {"weights", "cache"}
 
     def sampling(self) -> None:
-        """Engines may sample from here on."""
+        """Prepares the engines for sampling."""
         if self._takes_turns:
             self._offload()
             self._wake("weights")
             self._wake("cache")
 
     def training(self) -> None:
-        """Trained models may be used from here on."""
+        """Prepares the trained models for inference and updates."""
         if self._takes_turns:
             if self._awake:
                 self._roles.rollouts.sleep()
@@ -37,14 +37,14 @@ class Residency:
             self._onload()
 
     def saving(self) -> None:
-        """Trained models may be used from here on, and engines no more: what they sample is given up."""
+        """Prepares the trained models for saving. Aborts sampling; the engines cannot be used afterwards."""
         if self._takes_turns:
             self._roles.rollouts.abandon()
             self._awake = set()
             self._onload()
 
     def syncing(self) -> None:
-        """Weights may go from the actor to the engines from here on."""
+        """Prepares actor and engines for a weight transfer."""
         if self._takes_turns:
             if "cache" in self._awake:
                 self._roles.rollouts.sleep()

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the factor of the learning rate by optimizer step."""
+"""Learning-rate schedules: the factor of the learning rate at each optimizer step."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def rate_factor(optimizer: OptimizerConfig) -> Callable[[int], float]:
 
 
 def with_total_steps(config: Config, steps: int, has_critic: bool) -> Config:
-    """The configuration with `lr_total_steps` of actor and critic, where it is null, as the optimizer steps of the run.
+    """The configuration with `lr_total_steps` of actor and critic filled in where it is null: the run's optimizer steps.
 
     Args:
         steps: training steps of the run.
 
     Raises:
-        ConfigError: a schedule ends before its warm-up does.
+        ConfigError: a schedule ends before its warm-up.
     """
     if problems := list(schedule_problems(config, steps, has_critic)):
         raise ConfigError("\n".join(problems))
@@ -60,19 +60,19 @@ def with_total_steps(config: Config, steps: int, has_critic: bool) -> Config:
 
 
 def schedule_problems(config: Config, steps: int, has_critic: bool) -> Iterator[str]:
-    """What is wrong with the learning-rate schedules of a run of so many training steps."""
+    """Yields the problems of the learning-rate schedules in a run of `steps` training steps."""
     for role, total in _total_steps(config, steps, has_critic).items():
         optimizer = getattr(config, role)
         if optimizer.lr_schedule != "constant" and total <= optimizer.lr_warmup_steps:
             yield (
-                f"{role}.lr_warmup_steps={optimizer.lr_warmup_steps} optimizer steps leave none of the {total} of "
-                f"{role}.lr_schedule={optimizer.lr_schedule} to decay in. "
+                f"{role}.lr_warmup_steps={optimizer.lr_warmup_steps} takes all {total} optimizer steps, so "
+                f"{role}.lr_schedule={optimizer.lr_schedule} has no step left to decay. "
                 f"Set {role}.lr_warmup_steps={max(total - 1, 0)} or less"
             )
 
 
 def _total_steps(config: Config, steps: int, has_critic: bool) -> dict[str, int]:
-    """Optimizer steps by role. The actor makes none while `critic.warmup_steps` last."""
+    """Optimizer steps by role. The actor makes none during `critic.warmup_steps`."""
     per_step = config.train.epochs_per_batch * config.train.minibatches
     alone = config.critic.warmup_steps if has_critic else 0
     totals = {"actor": config.actor.lr_total_steps or max(steps - alone, 0) * per_step}

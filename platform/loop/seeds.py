@@ -6,7 +6,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*parts: int) -> int:
-    """One seed in [0, 2^63) from any integers, in order; close inputs give unrelated seeds (SplitMix64 finaliser)."""
+    """Combines integers, in order, into a seed in [0, 2^63). Similar inputs give unrelated seeds (SplitMix64 finaliser)."""
     state = 0
     for part in parts:
         state = (state ^ (part & _MASK)) + 0x9E3779B97F4A7C15 & _MASK

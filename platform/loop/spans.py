@@ -1,4 +1,4 @@
-"""Named spans of a step: one name for the timing metric, the progress display and the docs."""
+"""Named spans of a step. The timing metric, the progress display and the docs use the same names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PHASES = ("generate", "score", "infer", "credit", "update", "publish")
 
 
 class Spans:
-    """Measures the spans of one step; a span entered twice adds up."""
+    """Times the spans of a step; the times of a span that is entered twice add up."""
 
     def __init__(self, on_enter: Callable[[str], None] = lambda name: None) -> None:
         self._on_enter = on_enter
-        self.last = ""  # entered
+        self.last = ""  # the span entered last
         self._seconds: dict[str, float] = {}
 
     @contextmanager
@@ -30,10 +30,10 @@ class Spans:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def mark(self, name: str) -> None:
-        """Says what goes on from here, without timing it."""
+        """Sets `last` without timing anything."""
         self.last = name
 
     def take(self) -> dict[str, float]:
-        """The spans so far as `time/<name>_s` in seconds, and starts anew."""
+        """Returns the spans so far as `time/<name>_s` in seconds, and resets them."""
         seconds, self._seconds = self._seconds, {}
         return {f"time/{name}_s": value for name, value in seconds.items()}

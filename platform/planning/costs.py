@@ -1,9 +1,9 @@
-"""What a step costs in floating-point operations, phase by phase. Pure arithmetic.
+"""Floating-point operations of a step by phase. Pure arithmetic.
 
-Multiplications and additions of matrix products, 2 to a multiply-add, as in Kaplan et al., Scaling Laws,
-https://arxiv.org/abs/2001.08361, section 2.1, with the attention over the context: 4 x layers x width for each token and
-each token it attends to (scores, then values). Causal halves are not taken off, as kernels on a CPU compute them. What is
-needed is counted, not what padding adds.
+Counts the multiplications and additions of matrix products, 2 per multiply-add, as in Kaplan et al., Scaling Laws,
+https://arxiv.org/abs/2001.08361, section 2.1, plus attention over the context: 4 x layers x width for each pair of a token
+and a token it attends to (scores, then values). The causal half is not subtracted, because CPU kernels compute it. Padding
+is not counted.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the operations of a decoder depend on."""
+    """The sizes that determine the operations of a decoder."""
 
     layers: int
     attention_width: int  # query heads x their dimensions
-    block_parameters: int  # of all matrices of all layers: no embeddings, no head
-    head_parameters: int  # of the output layer: hidden size x vocabulary, or x 1 for a value
+    block_parameters: int  # of all matrices of all layers, without embeddings and head
+    head_parameters: int  # of the output layer: hidden size x vocabulary, or hidden size x 1 for a value
 
     def forward(self, tokens: float, context: float, outputs: float) -> float:
         """Operations of a forward pass.
 
         Args:
-            tokens: that pass through the layers. context: for each of them the tokens it attends to, summed.
+            tokens: tokens that pass through the layers. context: tokens that each of them attends to, summed.
             outputs: tokens at which the head is computed.
         """
         attention = 4 * self.layers * self.attention_width * context
@@ -35,13 +35,13 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class StepSize:
-    """How much a training step handles."""
+    """The numbers of prompts, samples and tokens in a training step."""
 
-    prompts: float  # that are sampled from
-    sampled: float
-    trained: float  # of those, what the models infer and learn from
-    prompt_tokens: float  # of a prompt, mean
-    response_tokens: float  # of a sample, mean
+    prompts: float  # prompts that are sampled from
+    sampled: float  # samples that are generated
+    trained: float  # samples used for inference and updates
+    prompt_tokens: float  # mean per prompt
+    response_tokens: float  # mean per sample
 
 
 def step_flops(
@@ -54,8 +54,8 @@ def step_flops(
 ) -> dict[str, float]:
     """Operations of a step by phase: `generate`, `infer_*`, `update_critic`, `update_actor`.
 
-    Squares of lengths are taken of the means. A prompt is read once for all its samples; training passes cost three forward
-    passes, four where activations are computed again.
+    Squared lengths are squares of the means. A prompt is read once for all its samples. A training pass costs three forward
+    passes, or four if activations are recomputed.
 
     Args:
         epochs: passes over the batch, of the actor and of the critic.
@@ -75,22 +75,22 @@ def step_flops(
 
 def _generation(size: StepSize, actor: ModelShape) -> float:
     reading = actor.forward(size.prompts * size.prompt_tokens, size.prompts * size.prompt_tokens**2, size.prompts)
-    # The first token of a response comes from the prompt's pass.
+    # The pass over the prompt yields the first token of a response.
     written = max(size.response_tokens - 1, 0.0)
-    seen = size.prompt_tokens + (written + 1) / 2  # by each of them, on average
+    seen = size.prompt_tokens + (written + 1) / 2  # context of each decoded token, on average
     decoded = size.sampled * written
     return reading + actor.forward(decoded, decoded * seen, decoded)
 
 
 def share_of_peak(flops: Mapping[str, float], seconds: Mapping[str, float], peak: float) -> dict[str, float]:
-    """By phase, the share of the machine's `peak` operations per second that its time has seen; timed phases alone."""
+    """Achieved share of `peak` (operations per second) by phase; only phases with a measured time."""
     return {phase: count / seconds[phase] / peak for phase, count in flops.items() if seconds.get(phase, 0.0) > 0}
 
 
 MOST_OTHERS = 0.1
-"""Share of the cores that other processes may use while something is timed."""
+"""Largest share of the cores that other processes may use during a measurement."""
 MOST_SPREAD = 0.15
-"""Largest difference of the best and the median of measurements, relative to the best, that is still chance."""
+"""Largest relative difference between the best and the median measurement that still counts as chance."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,17 @@ class Peak:
     median: float  # of all trials
     spread: float  # (best - median) / best
     trials: int
-    others: float  # share of the cores that other processes used meanwhile
-    load_average: float  # processes, of the minute before
+    others: float  # share of the cores that other processes used during the trials
+    load_average: float  # processes, over the preceding minute
 
     @staticmethod
     def of(rates: Sequence[float], others: float, load_average: float) -> Peak:
-        """From operations per second of each trial."""
+        """Creates a Peak from the operations per second of each trial."""
         best, median = max(rates), statistics.median(rates)
         return Peak(best, median, (best - median) / best, len(rates), others, load_average)
 
     def problem(self) -> str | None:
-        """Why nothing is to be compared with it; None: nothing speaks against that."""
+        """Why this peak is no valid reference; None if it is valid."""
         if self.others > MOST_OTHERS:
             return f"the peak was measured beside other processes, on {self.others:.0%} of the cores"
         if self.spread > MOST_SPREAD:
@@ -120,11 +120,11 @@ class Peak:
 
 
 def share_problem(share: float, peak: Peak | None, others: float | None) -> str | None:
-    """Why a share of the peak is no figure to print; None: nothing speaks against it.
+    """Why a share of the peak must not be printed; None if it is valid.
 
     Args:
-        peak: how the peak was measured; None where that is not recorded. others: share of the cores that other processes
-            used before or after the runs that were timed, the largest; None where that is not recorded.
+        peak: how the peak was measured; None if not recorded. others: largest share of the cores that other processes used
+            before or after the timed runs; None if not recorded.
     """
     if peak is not None and (problem := peak.problem()):
         return problem

@@ -1,4 +1,4 @@
-"""How large a micro-batch the memory there is allows. Pure arithmetic over what passes were found to need."""
+"""The largest micro-batch that fits into memory. Pure arithmetic on the measured needs of passes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tandem.platform.planning.plan import RolePlan
 from tandem.platform.system.text import human_bytes
 
 SHARE = 0.85
-"""Of the memory there is, what a plan may use: allocators leave gaps, and the system wants some."""
-STEPS = 3  # looks at sizes between one that fits and one that does not
+"""Share of the memory that a plan may use: allocators leave gaps, and the system needs some."""
+STEPS = 3  # sizes tried between one that fits and one that does not
 
 Group = Mapping[str, int]
-"""How many ranks of each role share one memory at a time."""
+"""Number of ranks of each role that share one memory at the same time."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Room:
 
 
 def needed(plans: Sequence[RolePlan], groups: Sequence[Group], one_process: bool) -> int:
-    """Bytes of the fullest memory.
+    """Bytes needed in the fullest memory.
 
     Args:
-        groups: the ranks that share one; those that take turns there are a group each. one_process: all are in the process
-            that is there already, and compute one after the other.
+        groups: ranks that share a memory; ranks that take turns are separate groups. one_process: all ranks are in this
+            process and compute one after another.
     """
     by_name = {plan.name: plan for plan in plans}
     sizes = []
@@ -50,11 +50,11 @@ def needed(plans: Sequence[RolePlan], groups: Sequence[Group], one_process: bool
 
 
 def most_rows(need: Callable[[int], int], usable: int, most: int) -> int:
-    """The largest number of rows up to `most` that is found to need no more than `usable` bytes; 0: one row does.
+    """A number of rows up to `most` that needs at most `usable` bytes; 0 if even one row needs more.
 
-    Needs are convex in the rows (of passes whose sizes grow in proportion, the largest counts), so a straight line between
-    two sizes promises too little, never too much. Less than `most` is rounded down to a power of two: a little more or less
-    memory at the start of a run does not change it.
+    The need is convex in the rows (a maximum over passes whose sizes grow linearly), so linear interpolation between two
+    sizes never overestimates the rows that fit. A result below `most` is rounded down to a power of two, so slightly
+    different free memory at the start of a run does not change it.
     """
     high = need(most)
     if high <= usable:
@@ -67,7 +67,7 @@ def most_rows(need: Callable[[int], int], usable: int, most: int) -> int:
         if between <= fits:
             break
         size = need(between)
-        if size > usable:  # not convex after all
+        if size > usable:  # the need was not convex
             does_not, high = between, size
         else:
             fits, low = between, size
@@ -75,22 +75,22 @@ def most_rows(need: Callable[[int], int], usable: int, most: int) -> int:
 
 
 def rows_of(config: Config, tokens: int) -> int:
-    """Rows of the longest sequences that stand for a micro-batch of so many tokens on the fullest rank.
+    """Number of longest sequences that represents a micro-batch of `tokens` tokens on the fullest rank.
 
-    Shorter rows of as many tokens need no more: what grows faster than tokens grows with their length.
+    Shorter rows with as many tokens need no more memory: superlinear terms grow with the length of a row.
     """
-    there = -(-config.samples_per_step // config.actor.ranks)
-    return max(1, min(-(-tokens // config.max_sequence_tokens), there))
+    rows_per_rank = -(-config.samples_per_step // config.actor.ranks)
+    return max(1, min(-(-tokens // config.max_sequence_tokens), rows_per_rank))
 
 
 def settled_tokens(config: Config, need: Callable[[int], int], room: Room) -> int:
-    """The micro-batch that fits, in tokens: as many as by default, or fewer, and at least the longest sequence.
+    """The micro-batch that fits, in tokens: the default or fewer, but at least the longest sequence.
 
     Args:
-        need: rows of the longest sequences in a micro-batch -> bytes of the fullest memory.
+        need: number of longest sequences in a micro-batch -> bytes of the fullest memory.
 
     Raises:
-        ConfigError: not even one sequence fits; says what it needs, what there is, and what to set.
+        ConfigError: not even one sequence fits; the text gives the needed and the usable memory, and what to set.
     """
     longest = config.max_sequence_tokens
     default = max(MOST_MICROBATCH_TOKENS, longest)
@@ -98,15 +98,15 @@ def settled_tokens(config: Config, need: Callable[[int], int], room: Room) -> in
     rows = most_rows(need, room.usable, most)
     if rows == 0:
         raise ConfigError(
-            f"train.max_tokens_per_microbatch: one sequence of {longest} tokens needs {human_bytes(need(1))} with all that "
-            f"shares the memory of {room.where}, which has {human_bytes(room.usable)} to use of {human_bytes(room.bytes)}. "
-            f"{ways_out(config)}, or set train.max_tokens_per_microbatch={longest} to try it all the same"
+            f"train.max_tokens_per_microbatch: one sequence of {longest} tokens, with everything else in the memory of "
+            f"{room.where}, needs {human_bytes(need(1))}, but {human_bytes(room.usable)} of {human_bytes(room.bytes)} are "
+            f"usable. {ways_out(config)}, or set train.max_tokens_per_microbatch={longest} to try it anyway"
         )
     return default if rows == most else min(default, rows * longest)
 
 
 def ways_out(config: Config) -> str:
-    """What needs less memory than the smallest micro-batch, as advice."""
+    """Advice on settings that save memory when the smallest micro-batch does not fit."""
     ways = []
     if not config.model.gradient_checkpointing:
         ways.append("set model.gradient_checkpointing=true")
@@ -118,18 +118,18 @@ def ways_out(config: Config) -> str:
 
 
 def smaller_microbatch(config: Config, fits: int | None) -> str:
-    """Advice for a run that ran out of memory: which setting to set to what.
+    """Advice for a run that ran out of memory: a setting and its new value.
 
     Args:
-        fits: tokens that the plan finds room for; None where it could not count.
+        fits: tokens that fit according to the plan; None if the plan could not count.
     """
-    now, longest = config.train.microbatch_tokens, config.max_sequence_tokens
-    # Micro-batches are never larger than all rows of a rank, whatever is allowed.
-    used = min(now, max(longest, -(-config.samples_per_step // config.actor.ranks) * longest))
-    # The plan may be wrong where it says that this one fits.
+    current, longest = config.train.microbatch_tokens, config.max_sequence_tokens
+    # A micro-batch never has more rows than its rank, even if the setting allows more.
+    used = min(current, max(longest, -(-config.samples_per_step // config.actor.ranks) * longest))
+    # The plan is wrong if it claims that the current micro-batch fits, so the advice is at most half of it.
     wanted = min(used // 2, used // 2 if fits is None else fits)
     wanted = max(longest, wanted // longest * longest)
-    if wanted >= now:
-        least = f"train.max_tokens_per_microbatch={now} is as small as one sequence of {longest} tokens allows"
+    if wanted >= current:
+        least = f"train.max_tokens_per_microbatch={current} is as small as one sequence of {longest} tokens allows"
         return f"{ways_out(config)}: {least}"
-    return f"Set train.max_tokens_per_microbatch={wanted} (was {now})"
+    return f"Set train.max_tokens_per_microbatch={wanted} (was {current})"

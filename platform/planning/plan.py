@@ -22,8 +22,8 @@ class RolePlan:
     weights: int
     gradients: int = 0
     optimizer: int = 0
-    working: int | None = 0  # of its largest pass: activations, logits, their gradients, cache; None: not counted
-    process: int = 0  # of interpreter and libraries
+    working: int | None = 0  # largest pass: activations, logits, their gradients, cache; None: not counted
+    process: int = 0  # interpreter and libraries
 
     @property
     def held(self) -> int:
@@ -32,12 +32,12 @@ class RolePlan:
 
     @property
     def bytes_per_rank(self) -> int:
-        """All of it, as far as it is counted."""
+        """The sum of all counted parts."""
         return self.process + self.held + (self.working or 0)
 
 
 def role_ranks(config: Config, algorithm: Algorithm) -> dict[str, int]:
-    """Ranks by role, in the order of the loop; a role that the run does not need is absent."""
+    """Ranks by role, in the order of the loop. Roles that the run does not need are absent."""
     ranks = {"rollout": config.rollout.replicas, "reward": 1, "actor": config.actor.ranks}
     if config.needs_reference:
         ranks["reference"] = config.actor.ranks
@@ -53,7 +53,7 @@ def role_plans(
     working: Mapping[str, int | None] | None = None,
     process: int = 0,
 ) -> list[RolePlan]:
-    """The roles with their memory, for a model of so many parameters (the critic is taken to be as large).
+    """The roles with their memory, for a model with `parameters` parameters (assumes a critic of the same size).
 
     Args:
         working: by role, bytes of its largest pass on a rank. process: bytes of a process before it loads a model.
@@ -69,7 +69,7 @@ def role_plans(
 
 
 def _most(plan: RolePlan, config: Config, parameters: int, working: Mapping[str, int | None]) -> int | None:
-    """What the role's largest pass takes, or its optimizer step where that takes more."""
+    """Bytes of the role's largest pass, or of its optimizer step if that needs more; None: not counted."""
     passes = working.get(plan.name, 0)
     if plan.name not in working or passes is None or not plan.optimizer:
         return passes
@@ -77,10 +77,10 @@ def _most(plan: RolePlan, config: Config, parameters: int, working: Mapping[str,
 
 
 def step_bytes(config: Config, parameters: int, ranks: int) -> int:
-    """Bytes that an optimizer step takes for its time, on a rank: as measured with DeepSpeed and torch's AdamW.
+    """Temporary bytes of an optimizer step on a rank, as measured with DeepSpeed and torch's AdamW.
 
-    Two copies of the weights; with sharded states three in float32 of the rank's shard, and with bfloat16 the gradients as
-    they were before.
+    Two copies of the weights. With sharded states or bfloat16: three float32 copies of the rank's shard; with bfloat16 also
+    the gradients in bfloat16.
     """
     if config.model.dtype == "float32" and config.trainer.zero_stage == 0:
         return 8 * parameters
@@ -88,7 +88,7 @@ def step_bytes(config: Config, parameters: int, ranks: int) -> int:
 
 
 def _trained(name: str, ranks: int, parameters: int, size: int, stage: int) -> RolePlan:
-    """AdamW: two float32 moments, and a float32 copy of the weights where they are kept in 16 bits or sharded."""
+    """AdamW: two float32 moments, and a float32 copy of the weights if these are 16-bit or sharded."""
     shard = math.ceil(parameters / ranks)
     states = 8 + (4 if size < 4 or stage > 0 else 0)
     return RolePlan(
@@ -101,7 +101,7 @@ def _trained(name: str, ranks: int, parameters: int, size: int, stage: int) -> R
 
 
 def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]:
-    """(what, number, unit) of every size in a training step."""
+    """(name, number, unit) of every size in a training step."""
     train, minibatch = config.train, config.samples_per_minibatch
     updates = train.epochs_per_batch * train.minibatches
     longest = config.max_sequence_tokens
@@ -139,7 +139,7 @@ def render(
     plans: Sequence[RolePlan],
     notes: Sequence[str] = (),
 ) -> str:
-    """The plan as text. `notes`: what there is to say of the memory."""
+    """The plan as text. `notes`: remarks on the memory."""
     head = ["role", "ranks", "process", "weights", "gradients", "optimizer", "passes", "per rank"]
     roles = [head] + [_role_row(plan) for plan in plans]
     critic = "with a critic" if algorithm.needs_critic else "no critic"

@@ -1,6 +1,6 @@
-"""Cross-checks of the configuration, before anything is allocated.
+"""Checks the configuration before anything is allocated.
 
-Every message says what is wrong, both values with their units, and what to set.
+Every message gives the problem, the conflicting values with their units, and what to set.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tandem.platform.rewards.functions import REWARDS
 from tandem.platform.system.text import did_you_mean
 
 SINKS = ("tensorboard", "wandb", "mlflow")
-LONGEST_NAME = 200  # bytes of run.name; file systems take 255, and drafts of files have longer names
+LONGEST_NAME = 200  # bytes of run.name; file systems allow 255, and temporary files have longer names
 OF_VLLM = tuple(f"rollout.{name}" for name in ("gpu_memory_share", "kv_cache_gb", "max_model_tokens", "prefix_caching"))
 OF_RAY = ("trainer.weight_transport", "cluster.max_restarts", "cluster.num_cpus", "cluster.call_timeout_s")
 
 
 def validate(config: Config, given: Collection[str] = ()) -> list[str]:
-    """Refuses what cannot work; returns warnings about what works but is likely not meant.
+    """Refuses a configuration that cannot work; returns warnings about settings that are probably not intended.
 
     Args:
-        given: the dotted keys that were set by hand.
+        given: dotted keys that the user has set.
 
     Raises:
-        ConfigError: with every problem found, one per line.
+        ConfigError: lists every problem, one per line.
     """
     if problems := list(_values(config)):
         raise ConfigError("\n".join(problems))
@@ -47,14 +47,14 @@ def _values(config: Config) -> Iterator[str]:
         if value is None:
             continue
         choices = choices_of(key, meta)
-        is_own = meta.get("or_path") and ":" in str(value)
-        if choices and value not in choices and not is_own:
-            own = ", nor path.py:name" if meta.get("or_path") else ""
-            yield f"{key}={value}: not one of {', '.join(choices)}{own}{did_you_mean(str(value), choices)}"
+        is_path = meta.get("or_path") and ":" in str(value)
+        if choices and value not in choices and not is_path:
+            or_path = ", nor path.py:name" if meta.get("or_path") else ""
+            yield f"{key}={value}: not one of {', '.join(choices)}{or_path}{did_you_mean(str(value), choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if isinstance(value, int) and abs(value) >= 2**63:
-            yield f"{key} has {value.bit_length()} bits; at most 63 are read"
+            yield f"{key} has {value.bit_length()} bits; at most 63 are allowed"
             continue
         for name, holds, words in BOUNDS:
             if meta.get(name) is not None and not holds(value, meta[name]):
@@ -66,7 +66,7 @@ def _estimator(config: Config, algorithm: Algorithm, given: Collection[str]) -> 
     if group < least:
         yield (
             f"adv_estimator={config.adv_estimator} compares the samples of a prompt and needs at least "
-            f"{least} of them, but rollout.samples_per_prompt={group}. "
+            f"{least} samples, but rollout.samples_per_prompt={group}. "
             f"Set rollout.samples_per_prompt={least} or more, or adv_estimator=gae"
         )
     without_critic = set() if algorithm.needs_critic else {"critic"}
@@ -82,7 +82,7 @@ def _unread(
     given: Collection[str],
     more: Collection[str],
 ) -> Iterator[str]:
-    """Settings given by hand that only other parts read, or that are among or under `more`."""
+    """Yields user settings that the chosen part does not read although other parts do, or that are in or below `more`."""
     unread = {key for part in parts.values() for key in part.reads if key not in own.reads} | set(more)
     for key in sorted(given):
         if any(key == name or key.startswith(name + ".") for name in unread):
@@ -137,9 +137,9 @@ def _checkpoints(config: Config, algorithm: Algorithm, given: Collection[str]) -
     kept = config.checkpoint.keep_best
     if kept and not (config.eval.every and config.checkpoint.every and config.checkpoint.every % config.eval.every == 0):
         yield (
-            f"checkpoint.keep_best={kept} keeps those with the best evaluation, but with checkpoint.every="
-            f"{config.checkpoint.every} and eval.every={config.eval.every} steps they have none. Set checkpoint.every to a "
-            "multiple of eval.every"
+            f"checkpoint.keep_best={kept} keeps the checkpoints with the best evaluation, but with checkpoint.every="
+            f"{config.checkpoint.every} and eval.every={config.eval.every} steps some have no evaluation. Set "
+            "checkpoint.every to a multiple of eval.every"
         )
 
 
@@ -148,15 +148,15 @@ def _tracking(config: Config, algorithm: Algorithm, given: Collection[str]) -> I
         if name not in SINKS:
             yield f"tracking.sinks: {name} is not one of {', '.join(SINKS)}{did_you_mean(name, SINKS)}"
     if len(set(config.tracking.sinks)) < len(config.tracking.sinks):
-        yield f"tracking.sinks={config.tracking.sinks}: each can be named once"
+        yield f"tracking.sinks={config.tracking.sinks}: name each tracker only once"
 
 
 def _name(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     name = config.run.name
     if name is not None and (not re.fullmatch(r"[\w.+=@-]+", name) or not name.strip(".")):
-        yield f"run.name={name[:LONGEST_NAME]!r} is to be the name of a folder: letters, digits and . _ - + = @ only"
+        yield f"run.name={name[:LONGEST_NAME]!r} must be a valid folder name: letters, digits and . _ - + = @ only"
     elif name is not None and len(name.encode()) > LONGEST_NAME:
-        yield f"run.name={name[:LONGEST_NAME]}... has {len(name.encode())} bytes. Give it {LONGEST_NAME} at most"
+        yield f"run.name={name[:LONGEST_NAME]}... has {len(name.encode())} bytes. Use at most {LONGEST_NAME}"
 
 
 def _length(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
@@ -190,22 +190,22 @@ def _engine(config: Config, algorithm: Algorithm, given: Collection[str]) -> Ite
             "rollout.tensor_parallel=1"
         )
     if config.cluster.name != "inline" and config.placement.name == "colocated":
-        yield f"{parallel} GPUs belong to one engine, but placement=colocated shares each. Set placement=split"
+        yield f"{parallel} GPUs belong to one engine, but placement=colocated shares each GPU. Set placement=split"
 
 
 def _rewards(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     reward = config.reward
     for name in reward.functions:
         if name not in REWARDS:
-            known = f"there are {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}"
+            known = f"available: {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}"
             yield f"reward.functions.{name}: no such reward function; {known}"
     verifier = config.eval.function
     if verifier is not None and ":" not in verifier and verifier not in REWARDS:
-        known = f"there are {', '.join(REWARDS)}, or path.py:name{did_you_mean(verifier, REWARDS)}"
+        known = f"available: {', '.join(REWARDS)}, or path.py:name{did_you_mean(verifier, REWARDS)}"
         yield f"eval.function={verifier}: no such function; {known}"
-    own = reward.function.rpartition(":")[2] if reward.function is not None else ""
-    if own in TOTALS or own.startswith("unscorable"):
-        yield f"reward.function={reward.function}: the metric reward/{own} means something else; rename the function"
+    part = reward.function.rpartition(":")[2] if reward.function is not None else ""
+    if part in TOTALS or part.startswith("unscorable"):
+        yield f"reward.function={reward.function}: the metric reward/{part} is reserved; rename the function"
     if not any(reward.functions.values()) and reward.function is None and reward.model is None:
         yield "no reward: set reward.functions.<name>=<weight>, reward.function=path.py:name or reward.model=<folder>"
 
@@ -215,7 +215,7 @@ def _cluster(config: Config, algorithm: Algorithm, given: Collection[str]) -> It
         return
     if config.cluster.address is not None:
         address = f"cluster.address={config.cluster.address}"
-        yield f"cluster=inline runs in this process; it cannot join {address}. Set one of them"
+        yield f"cluster=inline runs in this process and cannot join {address}. Set only one of them"
     counts = {"actor.ranks": config.actor.ranks, "rollout.replicas": config.rollout.replicas}
     if algorithm.needs_critic:
         counts["critic.ranks"] = config.critic.ranks
@@ -240,19 +240,19 @@ def _warnings(config: Config, given: Collection[str]) -> Iterator[str]:
     if config.critic.warmup_until is None and config.critic.warmup_steps >= (config.run.steps or math.inf):
         steps = f"critic.warmup_steps={config.critic.warmup_steps} steps of run.steps={config.run.steps}"
         yield f"{steps}: the policy never learns. Set critic.warmup_steps lower, or run.steps higher"
-    owned = [key for key in given if key.startswith(("model.tiny.", "model.warmstart."))]
-    if config.model.name != "tiny" and owned:
-        yield f"{', '.join(sorted(owned))}: not read, since model.path={config.model.path} is set"
+    of_tiny = [key for key in given if key.startswith(("model.tiny.", "model.warmstart."))]
+    if config.model.name != "tiny" and of_tiny:
+        yield f"{', '.join(sorted(of_tiny))}: not read, since model.path={config.model.path} is set"
     unread = [key for key in given if key in OF_VLLM]
     if config.rollout.engine == "hf" and unread:
         yield f"{', '.join(sorted(unread))}: not read, since rollout.engine=hf"
     if config.rollout.engine == "auto" and unread:
-        yield f"{', '.join(sorted(unread))}: read by vLLM alone, which rollout.engine=auto takes only on a GPU"
+        yield f"{', '.join(sorted(unread))}: read only by vLLM, which rollout.engine=auto uses only on a GPU"
     of_ray = [key for key in given if key.startswith("placement.") or key in OF_RAY]
     if config.cluster.name == "inline" and of_ray:
         yield f"{', '.join(sorted(of_ray))}: not read, since cluster=inline has no Ray"
     if config.cluster.address is not None and "cluster.num_cpus" in given:
-        yield f"cluster.num_cpus: not read, since cluster.address={config.cluster.address} is joined as it is"
+        yield f"cluster.num_cpus: not read, since the run joins the cluster at cluster.address={config.cluster.address}"
     tasks = [key for key in given if key.startswith("task.")]
     if config.data.train is not None and tasks:
         yield f"{', '.join(sorted(tasks))}: not read, since data.train={config.data.train} is set"

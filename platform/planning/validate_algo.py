@@ -1,4 +1,4 @@
-"""Cross-checks of the settings `algo.*` with each other and with those they act on."""
+"""Checks the settings `algo.*` against each other and against related settings."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tandem.platform.rewards.shaping import overlong_buffer
 
 
 def algo_problems(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
-    """What cannot work, each with what to set."""
+    """Yields combinations of settings that cannot work, with what to set instead."""
     algo = config.algo
     if algo.kl_loss_coef > 0 and (algo.kl_loss_gradient or algo.kl_loss_estimator) == "k1":
         key = "algo.kl_loss_gradient" if algo.kl_loss_gradient else "algo.kl_loss_estimator"
         yield (
-            f"{key}=k1: as a loss its expected gradient is zero, so it would pull nowhere. "
+            f"{key}=k1: as a loss its expected gradient is zero, so it has no effect. "
             "Set k2 (gradient of KL(policy || reference)) or k3, or keep k1 for the value and set algo.kl_loss_gradient=k2"
         )
     if algo.lam_policy is not None and algo.lam_length_alpha is not None:
         both = f"algo.lam_policy={algo.lam_policy:g} and algo.lam_length_alpha={algo.lam_length_alpha:g}"
-        yield f"{both} both give the lambda of the advantages. Set one of them to null"
+        yield f"{both} both set the lambda of the advantages. Set one of them to null"
     if algo.kl_target is not None and algo.kl_reward_coef == 0:
         yield (
-            f"algo.kl_target={algo.kl_target:g} nats per token steers algo.kl_reward_coef, which is 0 and stays 0. "
-            "Set algo.kl_reward_coef to a first value, for example 0.01"
+            f"algo.kl_target={algo.kl_target:g} nats per token adapts algo.kl_reward_coef, which is 0 and stays 0. "
+            "Set algo.kl_reward_coef to an initial value, for example 0.01"
         )
     if algo.correction == "mask" and algo.correction_min >= algo.correction_max:
         bounds = f"algo.correction_min={algo.correction_min:g} and algo.correction_max={algo.correction_max:g}"
@@ -40,8 +40,8 @@ def _sampling(config: Config) -> Iterator[str]:
         top_k = "null" if rollout.top_k is None else rollout.top_k
         yield (
             f"algo.correction={algo.correction} compares the log-probs of sampler and trainer, but with rollout.top_p="
-            f"{rollout.top_p:g} and rollout.top_k={top_k} samples come from a cut distribution that the trainer does not "
-            "have. Set rollout.top_p=1 and rollout.top_k=null, or algo.correction=none"
+            f"{rollout.top_p:g} and rollout.top_k={top_k} samples come from a truncated distribution that the trainer does "
+            "not use. Set rollout.top_p=1 and rollout.top_k=null, or algo.correction=none"
         )
     if algo.dynamic_sampling and rollout.samples_per_prompt < 2:
         yield (
@@ -59,18 +59,18 @@ def _rewards(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"Set reward.overlong_buffer_tokens={longest} or less"
         )
     if config.critic.head == "score" and config.critic.path is None and algorithm.needs_critic:
-        yield "critic.head=score takes the head of a reward model: set critic.path to its folder, which is null"
+        yield "critic.head=score takes the head of a reward model, but critic.path is null. Set critic.path to its folder"
 
 
 def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
-    """What works but is likely not meant."""
+    """Yields combinations of settings that work but are probably not intended."""
     algo, rollout = config.algo, config.rollout
     if algo.kl_reward_coef > 0 and algo.kl_loss_coef > 0:
         yield "algo.kl_reward_coef and algo.kl_loss_coef are both on: the KL to the reference counts twice"
     if algo.correction == "none" and (rollout.top_p < 1 or rollout.top_k is not None):
         yield (
-            "rollout.top_p and rollout.top_k cut the distribution that is sampled, not the one that is trained: tokens "
-            "outside the cut are never tried, and the gradient is that of other samples than the policy's"
+            "rollout.top_p and rollout.top_k truncate the sampling distribution, not the trained one: tokens outside the "
+            "cut are never tried, and the gradient uses samples that do not follow the policy"
         )
     updates = config.train.epochs_per_batch * config.train.minibatches
     for part, one_update in (
@@ -80,8 +80,8 @@ def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
         if updates > 1 and one_update:
             yield (
                 f"train.epochs_per_batch={config.train.epochs_per_batch} x train.minibatches={config.train.minibatches} = "
-                f"{updates} updates per batch, but {part} is meant for one: from the second on, samples are no "
-                "longer the policy's own"
+                f"{updates} updates per batch, but {part} is meant for one: from the second update on, samples are "
+                "off-policy"
             )
     if rollout.max_staleness > 0 and algo.correction == "none":
         yield (
@@ -98,7 +98,7 @@ def algo_warnings(config: Config, given: Collection[str]) -> Iterator[str]:
 
 
 def _on_the_last_step(config: Config) -> Iterator[str]:
-    """What changes the reward of a whole response where its steps are compared."""
+    """Yields settings that change the reward of a whole response although the estimator compares its steps."""
     whole = {
         f"reward.clip={config.reward.clip}": config.reward.clip is not None,
         "reward.normalize=mean_std": config.reward.normalize == "mean_std",
@@ -111,14 +111,14 @@ def _on_the_last_step(config: Config) -> Iterator[str]:
 
 
 def _without_effect(config: Config, given: Collection[str]) -> Iterator[str]:
-    """Settings that are read and cannot act, or are not read."""
+    """Yields settings that are read without effect, or not read."""
     algo, longest = config.algo, config.rollout.max_response_tokens
     if algo.kl_stop is not None and config.train.epochs_per_batch == 1:
-        yield f"algo.kl_stop={algo.kl_stop:g} never acts: with train.epochs_per_batch=1 no epoch comes later"
+        yield f"algo.kl_stop={algo.kl_stop:g} has no effect: with train.epochs_per_batch=1 there is no later epoch to skip"
     if config.reward.overlong_penalty > 0 and overlong_buffer(config.reward, longest) == 0:
         yield (
-            f"reward.overlong_penalty={config.reward.overlong_penalty:g} never acts: with a buffer of 0 tokens it begins "
-            f"beyond rollout.max_response_tokens={longest} tokens, where no response ends. "
+            f"reward.overlong_penalty={config.reward.overlong_penalty:g} has no effect: with a buffer of 0 tokens it "
+            f"begins beyond rollout.max_response_tokens={longest} tokens, which no response exceeds. "
             "Set reward.overlong_buffer_tokens=1 or more"
         )
     if estimator_of(config.adv_estimator).whitens and "algo.whiten_advantages" in given and not algo.whiten_advantages:
@@ -132,7 +132,7 @@ def _without_effect(config: Config, given: Collection[str]) -> Iterator[str]:
 
 
 def _switches(config: Config) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
-    """(what turns them on, whether it is on, the settings that are read only then)."""
+    """(switch, whether it is on, the settings that are read only if it is on)."""
     algo = config.algo
     yield "algo.kl_reward_coef", algo.kl_reward_coef > 0, ("algo.kl_reward_estimator",)
     yield "algo.kl_target", algo.kl_target is not None, ("algo.kl_horizon",)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: `metrics.jsonl`, `summary.json` and `samples/`, written so that nothing done is lost."""
+"""The records of a run: `metrics.jsonl`, `summary.json` and `samples/`. Completed steps are never lost."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SAMPLE_FILE = re.compile(r"step-(\d{1,18})\.jsonl", re.ASCII)
 
 @dataclass(frozen=True)
 class Summary:
-    """What is read of a `summary.json`."""
+    """The fields of a `summary.json` that are read."""
 
-    status: str = "running or killed"  # there is none yet
+    status: str = "running or killed"  # default while there is no file
     error: str | None = None
     identity: dict[str, str] = field(default_factory=dict)
     startup_s: float | None = field(default=None, metadata={"key": "time/startup_s"})
@@ -41,7 +41,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """What is read of a line of `samples/`; the response is told in the words of `sample_rows`."""
+    """The fields of a line of `samples/` that are read; `sample_rows` writes them."""
 
     prompt: str = ""
     response: str = ""
@@ -56,10 +56,10 @@ class SampleRow:
 
 
 def read_metrics(folder: Path) -> list[Record]:
-    """The records of a run's folder; none if it has no `metrics.jsonl`, and a last line that was cut off is none.
+    """The records of a run's folder; empty without a `metrics.jsonl`. A truncated last line is ignored.
 
     Raises:
-        FileError: a line is no record.
+        FileError: a line is not a record.
     """
     records = []
     try:
@@ -73,10 +73,10 @@ def read_metrics(folder: Path) -> list[Record]:
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of a run's folder, with defaults where there is none.
+    """The summary of a run's folder; defaults without a `summary.json`.
 
     Raises:
-        FileError: it is no summary.
+        FileError: the file is not a summary.
     """
     try:
         return read_object(folder / "summary.json", Summary, below=folder)
@@ -85,23 +85,23 @@ def read_summary(folder: Path) -> Summary:
 
 
 def read_samples(folder: Path) -> list[tuple[int, SampleRow]]:
-    """(step, row) of all samples in a run's folder, the newest first.
+    """(step, row) of all samples in a run's folder, newest step first.
 
     Raises:
-        FileError: a line is no sample.
+        FileError: a line is not a sample.
     """
     place = folder / "samples"
     refuse_links(place, folder)
     if place.exists() and not place.is_dir():
-        raise FileError(f"{place} is no folder")
+        raise FileError(f"{place} is not a folder")
     named = {path: SAMPLE_FILE.fullmatch(path.name) for path in (place.iterdir() if place.exists() else ())}
-    steps = {path: int(found[1]) for path, found in named.items() if found}
+    steps = {path: int(match[1]) for path, match in named.items() if match}
     newest = sorted(steps, key=lambda path: steps[path], reverse=True)
     return [(steps[path], row) for path in newest for _, row in read_objects(path, SampleRow, below=folder)]
 
 
 def plain(metrics: Mapping[str, float]) -> Record:
-    """Metrics as JSON can hold them: whole numbers as integers, what is not finite as null."""
+    """Metrics as JSON values: whole numbers as integers, non-finite numbers as null."""
     result: Record = {}
     for name, value in metrics.items():
         if not math.isfinite(value):
@@ -112,9 +112,10 @@ def plain(metrics: Mapping[str, float]) -> Record:
 
 
 def readable(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """Any value as JSON can hold it, for a person: numbers that are not finite are null, what JSON has not is text.
+    """Any value as JSON, for human readers: non-finite numbers become null, types unknown to JSON become text.
 
-    What holds itself, or is too far down, is named by its type; `above` has the identities of what holds the value.
+    A value that contains itself or is nested too deeply becomes the name of its type. `above`: ids of the containers of
+    the value.
     """
     if value is None or isinstance(value, str | bool):
         return value
@@ -133,7 +134,7 @@ def readable(value: Any, above: tuple[int, ...] = ()) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """The text of a value, or its type where it has none."""
+    """The text of a value, or the name of its type if `str` fails."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray):
@@ -145,12 +146,12 @@ def _as_text(value: Any) -> str:
 
 
 def _once(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Passes on the first text alone."""
-    said: list[str] = []
+    """Wraps `note` to pass on only the first text."""
+    noted: list[str] = []
 
     def pass_on(text: str) -> None:
-        if not said:
-            said.append(text)
+        if not noted:
+            noted.append(text)
             note(text)
 
     return pass_on
@@ -160,13 +161,13 @@ class Recorder:
     """Writes the records of one run into its folder.
 
     Args:
-        started_at: seconds since the epoch at which the command began.
-        resumed_after: step after which the run goes on; what the folder says of later ones is dropped, to be done again.
-        on_record: is given every record, once it is written.
+        started_at: start of the command, in seconds since the epoch.
+        resumed_after: step after which the run resumes. Records of later steps are dropped; these steps run again.
+        on_record: called with every record after it is written.
         note: shows a warning.
 
     Raises:
-        FileError: what the folder holds are no records, or a link is in their place.
+        FileError: the existing records are invalid, or a record file is a link.
     """
 
     def __init__(
@@ -179,12 +180,12 @@ class Recorder:
     ) -> None:
         self.folder, self.started_at, self._resumed_after = folder, started_at, resumed_after
         self._on_record, self._note_once = on_record, _once(note)
-        self.steps = resumed_after or 0  # that are on record
+        self.steps = resumed_after or 0  # number of recorded steps
         self._last: Metrics = {}
         self._evals: list[Metrics] = []
         self._startup_s: float | None = None
-        self.identity: dict[str, str] = {}  # what the run began with, as digests
-        self.devices: float | None = None  # GPUs that it holds, or CPUs
+        self.identity: dict[str, str] = {}  # digests of initial weights and data
+        self.devices: float | None = None  # number of GPUs that the run holds, or of CPUs
         self._peak: dict[str, int] = {}
         before = folder / "metrics.jsonl"
         if resumed_after is not None and (before.exists() or before.is_symlink()):
@@ -199,14 +200,14 @@ class Recorder:
 
     @classmethod
     def of_ended(cls, folder: Path, started_at: float) -> Recorder:
-        """For a run whose process ended before it closed its records: with what they hold."""
+        """Reopens the records of a run whose process ended before it closed them."""
         steps = [int(record["step"] or 0) for record in read_metrics(folder)]
         recorder = cls(folder, started_at, max(steps, default=0))
         recorder._resumed_after = None
         return recorder
 
     def step(self, step: int, metrics: Metrics, finished_at: float) -> None:
-        """One training step, written at once; `finished_at` in seconds since the epoch, before any evaluation."""
+        """Writes one training step immediately. `finished_at`: seconds since the epoch, before any evaluation."""
         if self._startup_s is None:
             self._startup_s = finished_at - self.started_at
         self.steps, self._last = step, metrics
@@ -214,16 +215,16 @@ class Recorder:
         self._write(metrics)
 
     def first_evaluation(self, metrics: Metrics) -> None:
-        """The evaluation before training goes on, with the step that is done: 0 at first."""
+        """Writes the evaluation before training starts or resumes. Its step is the last completed step, 0 at the start."""
         if len(metrics) > 1:
             self._note(metrics)
             self._write(metrics)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A few rollouts of a step, as `samples/step-<step>.jsonl`.
+        """Writes a few rollouts of a step to `samples/step-<step>.jsonl`.
 
-        They are only to be looked at: where they cannot be written, the run goes on without them, after one warning. What
-        JSON has nothing for is written as text.
+        The samples are for inspection only: if they cannot be written, the run continues after one warning. Values that
+        JSON does not support are written as text.
         """
         try:
             place = own_folder(self.folder / "samples", below=self.folder)
@@ -231,14 +232,15 @@ class Recorder:
             write_text(place / f"step-{step:06d}.jsonl", text)
         except Exception as error:
             self._note_once(
-                f"warning: the samples of step {step} cannot be written ({type(error).__name__}: {error}); the run goes on"
+                f"warning: cannot write the samples of step {step} ({type(error).__name__}: {error}); the run continues"
             )
 
     def close(self, status: str, error: str | None = None) -> None:
         """Writes `summary.json`; `status` is finished, interrupted or failed.
 
         Raises:
-            OSError: after trying all of it: the metrics were deleted or are not whole, or the summary cannot be written.
+            OSError: the metrics were deleted or are incomplete, or the summary cannot be written. Raised after all steps
+                of closing have been tried.
         """
         problem: OSError | None = None
         try:
@@ -269,7 +271,7 @@ class Recorder:
         write_json(self.folder / "summary.json", summary)
 
     def _note(self, metrics: Mapping[str, Any]) -> None:
-        """Keeps what the summary will say of a record."""
+        """Collects from a record what the summary needs: peak memory and evaluations."""
         for name, value in metrics.items():
             role, kind = memory_key(name) or ("", "")
             if kind == "peak" and math.isfinite(value):
@@ -287,8 +289,11 @@ class Recorder:
 def sample_rows(
     rollouts: Sequence[Rollout], scores: Sequence[Score], advantages: Sequence[float], gaps: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Rollouts as a person reads them: prompt, response, reward with its parts; means over the response of the advantage
-    and of the distance between the log-probs of sampler and trainer.
+    """Rollouts in readable form: prompt, response, reward with its parts.
+
+    Args:
+        advantages: mean over each response. gaps: mean distance over each response between the log-probs of sampler and
+            trainer.
     """
     return [
         {

@@ -1,4 +1,4 @@
-"""Which samples of a step are kept to be looked at."""
+"""Selects the samples of a step that are saved for inspection."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 
 def choose(rewards: Sequence[float | None], prompts: Sequence[int], kept: int) -> list[int]:
-    """Rows of a batch that show how it went, the lowest reward first: no random numbers, so the same batch gives the same.
+    """Representative rows of a batch, sorted by reward, lowest first. Deterministic: uses no random numbers.
 
-    1. The row with the lowest reward, then the one with the highest. A sample that could not be scored is lower than any.
-    2. In turns the lowest and the highest reward among the rows of those prompts that have been taken least often: every
-       prompt comes once before one comes twice, and half of the rows are failures, as long as there are any.
+    1. The row with the lowest reward, then the row with the highest. An unscorable sample is lower than any other.
+    2. Alternately the lowest and the highest reward among the rows of the prompts chosen least often so far. Every prompt
+       is chosen once before any is chosen twice, and half of the rows are failures, if there are enough.
 
-    Ties go to a prompt taken less often, then to the earlier row.
+    Ties go to the prompt chosen less often, then to the earlier row.
 
     Args:
-        rewards: of each row; None: could not be scored. prompts: the number of each row's prompt. kept: rows, at most.
+        rewards: of each row; None: unscorable. prompts: prompt number of each row. kept: largest number of rows.
 
-    Example: `choose([1, 1, 1, 0, 1, 1], [7, 7, 8, 8, 9, 9], 3)` is `[3, 0, 4]`: the failure, and one of each other prompt.
+    Example: `choose([1, 1, 1, 0, 1, 1], [7, 7, 8, 8, 9, 9], 3)` is `[3, 0, 4]`: the failure, and one row per other prompt.
     """
     assert len(rewards) == len(prompts), f"{len(rewards)} rewards of {len(prompts)} rows"
     worth = [-math.inf if reward is None or math.isnan(reward) else reward for reward in rewards]

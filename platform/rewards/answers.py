@@ -1,4 +1,4 @@
-"""Whether the answers of data rows can be graded."""
+"""Checks whether the answers of data rows can be graded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tandem.platform.system.user_code import describe_exception
 
 
 def check_answers(rows: Sequence[Row], functions: Sequence[str]) -> None:
-    """Refuses rows whose answers the built-in reward functions cannot grade, before training and not in the middle of it.
+    """Refuses rows whose answers the built-in reward functions cannot grade, before training starts.
 
-    Raises DataError naming the row and the function.
+    Raises:
+        DataError: an answer cannot be graded; names the row and the function.
     """
     for row in rows:
         sample = Sample(prompt="", response="", answer=row.answer, response_tokens=0, truncated=False)
@@ -23,6 +24,5 @@ def check_answers(rows: Sequence[Row], functions: Sequence[str]) -> None:
             except Exception as error:
                 problem = str(error) if isinstance(error, ValueError) else describe_exception(error)
                 raise DataError(
-                    f"{row.where}: reward function {name!r} cannot grade against this answer (field {row.answer_key!r}): "
-                    f"{problem}"
+                    f"{row.where}: reward function {name!r} cannot grade this answer (field {row.answer_key!r}): {problem}"
                 ) from error

@@ -1,6 +1,6 @@
 r"""The form of an answer: a list, a set, a tuple or interval, a matrix, a relation, a region of the real line.
 
-The texts here are those of `grading.plain`: without `\left`, `$` or `\text`, with `\{` for the braces of a set.
+All texts are in the form of `grading.plain`: without `\left`, `$` or `\text`, with `\{` for the braces of a set.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Relation:
 
     @property
     def is_equation(self) -> bool:
-        """Whether it is one equation of two sides."""
+        """Whether it is a single equation with two sides."""
         return self.signs == ("=",)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the real line. Example: `x\\in[1,2]` has the variable x, `[1,2]` none."""
+    """A part of the real line. Example: `x\\in[1,2]` has the variable x, `[1,2]` has no variable."""
 
     variable: str | None
     members: SetTree
@@ -51,25 +51,25 @@ class Region:
 
 
 def split(text: str, pattern: re.Pattern[str], *, in_brackets: bool = False) -> tuple[list[str], list[str]]:
-    """The parts of a text between the matches of a pattern outside of all brackets, and the matches.
+    """(parts of a text between the matches of `pattern` outside all brackets, the matches).
 
-    Commas between groups of three digits separate nothing, unless the text stood in brackets.
+    Commas between groups of three digits do not separate parts, unless the text was in brackets.
     """
-    parts, found, depth, start, place = [], [], 0, 0, 0
+    parts, matches, depth, start, place = [], [], 0, 0, 0
     while place < len(text):
         piece = _PIECE.match(text, place)
         assert piece
         match = pattern.match(text, place) if depth == 0 else None
         if match and match.end() > place:
             parts.append(text[start:place].strip())
-            found.append(match[0].strip())
+            matches.append(match[0].strip())
             start = place = match.end()
             continue
         token = piece[0]
         depth += (token in _OPENING) - (token in _CLOSING)
         is_list = "," in token and token[0].isdigit() and (in_brackets or not re.fullmatch(GROUPED, token))
         place += len(token.partition(",")[0]) if is_list else len(token)
-    return [*parts, text[start:].strip()], found
+    return [*parts, text[start:].strip()], matches
 
 
 _COMMA = re.compile("[,;]")
@@ -77,19 +77,19 @@ _SEPARATOR = re.compile(rf"\s*[,;]?\s*{_WORD.pattern}\s*|[,;]")
 
 
 def listed(text: str) -> list[str]:
-    r"""The items of `1,2`, `x=1 or x=2` and `1\pm\sqrt{2}`; the text alone if it is no list."""
-    items, _ = split(text, _SEPARATOR)
-    found: list[str] = []
-    for item in items:
-        if item.count("\\pm") == 1 and "\\mp" not in item:
-            found += [re.sub(r"\\pm ?", sign, item) for sign in "+-"]
+    r"""The items of `1,2`, `x=1 or x=2` and `1\pm\sqrt{2}`; only the text itself if it is no list."""
+    parts, _ = split(text, _SEPARATOR)
+    items: list[str] = []
+    for part in parts:
+        if part.count("\\pm") == 1 and "\\mp" not in part:
+            items += [re.sub(r"\\pm ?", sign, part) for sign in "+-"]
         else:
-            found.append(item)
-    return found
+            items.append(part)
+    return items
 
 
 def are_joined_otherwise(text: str, other: str) -> bool:
-    """Whether one joins by `or` what the other joins by `and`, where that counts: inequalities, letters and words."""
+    """Whether one text joins items by `or` and the other by `and`, where it matters: inequalities, letters and words."""
     items, words = split(text, _WORD)
     others, other_words = split(other, _WORD)
     if not words or not other_words or set(words) == set(other_words):
@@ -98,20 +98,20 @@ def are_joined_otherwise(text: str, other: str) -> bool:
 
 
 def members(text: str) -> list[str] | None:
-    r"""The members of a list or set, whose order does not count; of `x\in\{1,2\}`, `x=1` and `x=2`. None: it is neither."""
+    r"""The members of a list or set, in any order: `x=1` and `x=2` for `x\in\{1,2\}`. None for other texts."""
     items = listed(text)
     if len(items) > 1:
         return items
-    one = relation(text)
-    name = one.sides[0] if one.signs == ("\\in",) and is_name(one.sides[0]) else ""
-    found = bracketed(one.sides[1] if name else text)
-    if found is None or found[0] != "{}":
+    membership = relation(text)
+    name = membership.sides[0] if membership.signs == ("\\in",) and is_name(membership.sides[0]) else ""
+    group = bracketed(membership.sides[1] if name else text)
+    if group is None or group[0] != "{}":
         return None
-    return [f"{name}={item}" for item in found[1]] if name else found[1]
+    return [f"{name}={item}" for item in group[1]] if name else group[1]
 
 
 def bracketed(text: str) -> tuple[str, list[str]] | None:
-    r"""The outer brackets and the items of `(a,b)`, `[a,b)` or `\{a,b\}`; None for anything else."""
+    r"""The outer brackets and the items of `(a,b)`, `[a,b)` or `\{a,b\}`; None for other texts."""
     opening = next((sign for sign in ("\\{", "{", "(", "[") if text.startswith(sign)), "")
     closing = next((sign for sign in ("\\}", "}", ")", "]") if text.endswith(sign)), "")
     if not opening or not closing or len(text) < len(opening) + len(closing):
@@ -127,7 +127,7 @@ def bracketed(text: str) -> tuple[str, list[str]] | None:
 
 
 def _is_balanced(text: str) -> bool:
-    """Whether no bracket is closed that was not opened within the text."""
+    """Whether every closing bracket in the text has an opening bracket before it."""
     depth = 0
     for piece in _PIECE.findall(text):
         depth += (piece in _OPENING) - (piece in _CLOSING)
@@ -137,7 +137,7 @@ def _is_balanced(text: str) -> bool:
 
 
 def matrix(text: str) -> tuple[bool, list[list[str]]] | None:
-    """Whether it is a determinant, and the cells by row; None if the text is no matrix."""
+    """(whether it is a determinant, the cells by row); None if the text is no matrix."""
     match = _MATRIX.fullmatch(text)
     if not match:
         return None
@@ -152,7 +152,7 @@ def relation(text: str) -> Relation:
 
 
 def named(one: Relation) -> tuple[str, str] | None:
-    """Name and value of an equation as `x=5` or `5=x`; None for any other."""
+    """Name and value of an equation such as `x=5` or `5=x`; None for other relations."""
     if not one.is_equation:
         return None
     for name, value in (one.sides, one.sides[::-1]):
@@ -162,17 +162,17 @@ def named(one: Relation) -> tuple[str, str] | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether it is a variable, a function or a tuple of variables, which may be left out before `=`."""
+    """Whether the text is a variable, a function or a tuple of variables, which may be left out before `=`."""
     return bool(_NAME.fullmatch(text) or _NAMES.fullmatch(text)) or is_function(text)
 
 
 def is_function(text: str) -> bool:
-    """Whether it is `f(x)`, or the term `a_n` of a sequence."""
+    """Whether the text is `f(x)`, or a term `a_n` of a sequence."""
     return bool(_FUNCTION.fullmatch(text))
 
 
 def region(text: str) -> Region | None:
-    """The part of the real line that a text names, or None."""
+    """The part of the real line that a text describes, or None."""
     try:
         return _region(text)
     except Unreadable:
@@ -187,18 +187,18 @@ def _region(text: str) -> Region | None:
     parts, words = split(text, _WORD)
     if len(parts) > 1:
         regions = [_region(part.strip(", ")) for part in parts]
-        variables = {one.variable if one else None for one in regions}
+        variables = {part.variable if part else None for part in regions}
         if None in variables or len(variables) > 1 or len(set(words)) > 1:
             return None
         kind = "union" if words[0] == "or" else "intersection"
         first = regions[0]
         assert first
-        return Region(first.variable, (kind, *(one.members for one in regions if one)), first.is_inequality)
-    found = relation(text)
-    if found.signs == ("\\in",) and is_name(found.sides[0]):
-        return _with_variable(found.sides[0], _members(found.sides[1]))
-    if found.signs:
-        return _inequality(found)
+        return Region(first.variable, (kind, *(part.members for part in regions if part)), first.is_inequality)
+    statement = relation(text)
+    if statement.signs == ("\\in",) and is_name(statement.sides[0]):
+        return _with_variable(statement.sides[0], _members(statement.sides[1]))
+    if statement.signs:
+        return _inequality(statement)
     members = _members(text)
     return Region(None, members) if members else None
 
@@ -207,9 +207,9 @@ def _with_variable(name: str, members: SetTree | None) -> Region | None:
     return Region(name, members) if members else None
 
 
-def _inequality(found: Relation) -> Region | None:
-    """A solved one: a variable between constants."""
-    sides, signs = found.sides, found.signs
+def _inequality(statement: Relation) -> Region | None:
+    """The region of a solved inequality: a variable between constants."""
+    sides, signs = statement.sides, statement.signs
     if signs[0] in (">", "\\ge"):
         turned = {">": "<", "\\ge": "\\le"}
         sides, signs = sides[::-1], tuple(turned.get(sign, "") for sign in reversed(signs))
@@ -234,7 +234,7 @@ _SET_SIGNS = {"union": "cup", "intersection": "cap", "difference": "setminus"}
 
 
 def _members(text: str) -> SetTree | None:
-    r"""The set that `[1,2)\cup\{5\}` and the like are."""
+    r"""The set that a text such as `[1,2)\cup\{5\}` describes, or None."""
     for kind, sign in _SET_SIGNS.items():
         parts, _ = split(text, re.compile(rf"\\{sign}(?![A-Za-z])"))
         if len(parts) > 1 and (kind != "difference" or len(parts) == 2):
@@ -244,11 +244,11 @@ def _members(text: str) -> SetTree | None:
         return ("reals",)
     if text == "\\emptyset":
         return ("points",)
-    found = bracketed(text)
-    if found is None:
-        is_group = text.startswith("(") and text.endswith(")") and _is_balanced(text[1:-1])
-        return _members(text[1:-1]) if is_group else None
-    kind, items = found
+    group = bracketed(text)
+    if group is None:
+        is_parenthesised = text.startswith("(") and text.endswith(")") and _is_balanced(text[1:-1])
+        return _members(text[1:-1]) if is_parenthesised else None
+    kind, items = group
     if kind == "{}":
         return ("points", *(read(item) for item in items))
     return ("interval", *(read(item) for item in items), kind[0] == "(", kind[1] == ")") if len(items) == 2 else None

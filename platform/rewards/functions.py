@@ -1,10 +1,10 @@
-"""Reward functions: what a response is worth, one sample at a time.
+"""Reward functions: score one sample at a time.
 
-A reward function takes a `Sample` and returns one number, or None for a sample that cannot be scored. One that judges
-steps returns a list of (end, reward) pairs in its place: the characters of the response up to the end of the step, and
-what the step is worth; the response is worth their sum. Yours is named by `reward.function=path.py:name`; the ones that
-come with tandem are in `REWARDS`. This file imports no torch, so that the processes that run the functions start in a
-tenth of a second.
+A reward function takes a `Sample` and returns one number, or None for a sample that cannot be scored. A function that
+scores steps instead returns a list of (end, reward) pairs: the number of response characters up to the end of the step, and
+the reward of the step. The reward of the response is their sum. Set your own function with
+`reward.function=path.py:name`; `REWARDS` has the built-in functions. This file does not import torch, so the processes that
+run the functions start in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tandem.platform.system.user_code import load_attribute
 
 @dataclass(frozen=True)
 class Sample:
-    """What a reward function sees of one response.
+    """The input of a reward function: one response and its data row.
 
     Example: `Sample(prompt="3+4=", response="7", answer="7", response_tokens=2, truncated=False)`.
     """
 
     prompt: str
     response: str  # without padding; special tokens only with rollout.keep_special_tokens
-    answer: Any  # of the data row
-    response_tokens: int  # end token included
+    answer: Any  # from the data row
+    response_tokens: int  # including the end token
     truncated: bool  # cut off at the token limit
     metadata: Mapping[str, Any] = field(default_factory=dict)  # the data row's other fields
 
@@ -42,24 +42,24 @@ RewardFunction = Callable[[Sample], Any]
 
 
 class RewardError(ValueError):
-    """A reward function that cannot be loaded, raised, or returned something that is no reward."""
+    """A reward function could not be loaded, raised an exception, or returned an invalid value."""
 
 
 class TransientError(Exception):
-    """For reward functions to raise where another attempt may succeed: a judge that is overloaded, a lost connection."""
+    """Reward functions raise this if a retry may succeed: for an overloaded judge, or a lost connection."""
 
 
 TRANSIENT = "transient"
-"""The problem of an outcome that a retry may mend; no score has it."""
+"""The problem of an outcome for which a retry may succeed. It never appears in a score."""
 TRANSIENT_ERRORS = (TransientError, ConnectionError, TimeoutError, socket.gaierror)
-TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)  # of HTTP answers
+TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)  # HTTP status codes
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether another attempt may succeed: the error, or one that it came from, is a `TransientError`, a connection that
-    was refused or lost, a time-out, or the answer of an overloaded server.
+    """Whether a retry may succeed: the error or one of its causes is a `TransientError`, a refused or lost connection, a
+    time-out, or the response of an overloaded server.
 
-    What errors of HTTP libraries say of the status is read, not their names.
+    Exceptions of HTTP libraries are recognised by their status code, not by their class.
     """
     seen = set()
     while error is not None and id(error) not in seen:
@@ -76,49 +76,49 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives an awaitable: a coroutine function, or an object with an async `__call__`."""
+    """Whether calling `function` gives an awaitable: a coroutine function, or an object with an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one function said of one sample. `problem` is set where `value` is None.
+    """The result of one function for one sample. `problem` is set if `value` is None.
 
-    Problems that leave the sample unscored: none, nan, timeout, crash, error. `invalid` (wrong type, infinite, steps in
-    disorder) is a mistake in the function and always stops the run.
+    Problems that leave the sample unscored: none, nan, timeout, crash, error. `invalid` (wrong type, infinite value, steps
+    out of order) is a bug in the function and always stops the run.
 
-    Example: `Outcome(1.0)`; of two steps, up to characters 12 and 20 of the response:
+    Example: `Outcome(1.0)`; with two steps that end at characters 12 and 20 of the response:
     `Outcome(0.5, steps=((12, 0.5), (20, 0.0)))`.
     """
 
     value: float | None
     problem: str | None = None
     detail: str = ""
-    steps: tuple[tuple[int, float], ...] = ()  # their rewards add up to `value`
+    steps: tuple[tuple[int, float], ...] = ()  # (end, reward) pairs; the rewards sum to `value`
 
 
 def exact_match(sample: Sample) -> float:
-    """1 if the response, without surrounding white space, is the answer as text; else 0."""
+    """1 if the response, without surrounding white space, equals the answer as text; else 0."""
     return float(sample.response.strip() == _answer(sample))
 
 
 def last_number(sample: Sample) -> float:
-    """1 if the last number in the response equals the answer exactly; else 0. ValueError if the answer is no number.
+    """1 if the last number in the response equals the answer exactly; else 0. ValueError if the answer is not a number.
 
-    `1,234.50` is 1234.5, `3/4` is one number, a minus may be unicode; `grading` says what equal means.
+    `1,234.50` is 1234.5, `3/4` is one number, a minus may be Unicode; `grading` defines equality.
     """
     gold = grading.number(_answer(sample))
     if gold is None:
         raise ValueError(f"last_number needs a number as the answer, not {shorten(_answer(sample))!r}")
-    given = grading.last_quantity(sample.response)
-    return float(given is not None and grading.equal_quantities(gold, given))
+    quantity = grading.last_quantity(sample.response)
+    return float(quantity is not None and grading.equal_quantities(gold, quantity))
 
 
 def boxed(sample: Sample) -> float:
     r"""1 if the last `\boxed{}` of the response equals the answer: as text, exact number or by exact algebra; else 0.
 
-    The last box decides, even if it is cut off. Only the response is read. `grading` says what equal means. What cannot
-    be decided, or not in time, is 0.
+    Only the last box counts, even if it is cut off. Only the response is read. `grading` defines equality. Undecidable
+    cases and time-outs give 0.
     """
     box = grading.last_box(sample.response)
     gold = _answer(sample)
@@ -126,10 +126,10 @@ def boxed(sample: Sample) -> float:
 
 
 def matching_characters(sample: Sample) -> float | list[tuple[int, float]]:
-    """A step per character of the response: 1/len(answer) where the answer has the same one in its place, else 0.
+    """One step per response character: 1/len(answer) if the answer has the same character at that position, else 0.
 
-    White space in front of the response does not count. The answer itself is worth 1, an empty response 0. ValueError if
-    the answer is empty.
+    Leading white space of the response is ignored. The answer itself gives 1, an empty response 0. ValueError if the answer
+    is empty.
     """
     answer = _answer(sample)
     if not answer:
@@ -138,7 +138,7 @@ def matching_characters(sample: Sample) -> float | list[tuple[int, float]]:
     if not response:
         return 0.0
     before = len(sample.response) - len(response)
-    right = [place < len(answer) and answer[place] == one for place, one in enumerate(response)]
+    right = [place < len(answer) and answer[place] == character for place, character in enumerate(response)]
     return [(before + place + 1, float(is_right) / len(answer)) for place, is_right in enumerate(right)]
 
 
@@ -148,7 +148,7 @@ REWARDS: dict[str, RewardFunction] = {
     "last_number": last_number,
     "matching_characters": matching_characters,
 }
-"""The built-in functions, by the name used in `reward.functions`. To add one, write it above and list it here."""
+"""Built-in functions by the name used in `reward.functions`. To add a function, write it above and list it here."""
 
 
 def _number_of(response: str) -> str:
@@ -161,11 +161,11 @@ VERIFIERS: dict[str, Callable[[str], str]] = {
     "exact_match": str.strip,
     "last_number": _number_of,
 }
-"""The built-in functions that say whether a response is right, each with what it reads of a response: the answer."""
+"""Built-in functions that decide whether a response is correct, each with a function that extracts the answer it reads."""
 
 
 def verifier_of(function: str | None, functions: Mapping[str, float]) -> str | None:
-    """The function by which held-out accuracy is measured, as it is named in settings; None if there is none.
+    """The name of the function that measures held-out accuracy, as in the settings; None if there is none.
 
     Args:
         function: `eval.function`. functions: `reward.functions`.
@@ -174,35 +174,39 @@ def verifier_of(function: str | None, functions: Mapping[str, float]) -> str | N
 
 
 def is_whole_reward(verifier: str, reward: RewardConfig) -> bool:
-    """Whether the training reward is what the verifier says, and nothing else."""
+    """Whether the training reward consists only of the verifier's value, with weight 1."""
     others = [name for name, weight in reward.functions.items() if weight and name != verifier]
     alone = not others and reward.function is None and reward.model is None
     return alone and reward.functions.get(verifier) == 1
 
 
 def part_name(spec: str) -> str:
-    """What the score of a function is called: its name, without the path of its file."""
+    """The name of a function's part of a score: the function's name without the path of its file."""
     return spec.rpartition(":")[2]
 
 
 def answer_of(verifier: str | None, response: str) -> str:
-    """What a response answers, as its verifier reads it; else what stands in its last box, or all of it."""
+    """The answer of a response, as its verifier reads it. Other verifiers: the last box, or the whole response."""
     return VERIFIERS.get(verifier or "boxed", VERIFIERS["boxed"])(response)
 
 
 def resolve(spec: str) -> tuple[str, RewardFunction]:
-    """Name and function of a built-in (`exact_match`) or of a user's file (`path.py:name`); RewardError if neither."""
+    """Name and function of a built-in (`exact_match`) or of a user's file (`path.py:name`).
+
+    Raises:
+        RewardError: the function does not exist.
+    """
     if spec in REWARDS:
         return spec, REWARDS[spec]
     if ":" in spec:
         return spec.rpartition(":")[2], load_function(spec)
     near = nearest(spec, REWARDS)
     hint = f"did you mean {near}?" if near else f"built in: {', '.join(REWARDS)}; your own: path.py:name"
-    raise RewardError(f"no reward function is called {spec!r}; {hint}")
+    raise RewardError(f"no reward function is named {spec!r}; {hint}")
 
 
 def load_function(spec: str) -> RewardFunction:
-    """The function that `path.py:name` names; RewardError if there is none. See `load_attribute`."""
+    """The function that `path.py:name` names, loaded by `load_attribute`. RewardError if it does not exist."""
     function = load_attribute(spec, "reward function", RewardError)
     if not callable(function):
         location, _, name = spec.rpartition(":")
@@ -211,9 +215,11 @@ def load_function(spec: str) -> RewardFunction:
 
 
 def check_value(name: str, sample: Sample, value: Any) -> Outcome:
-    """The outcome that a returned value stands for: True is 1, None and NaN are unscorable, steps are summed.
+    """The outcome of a returned value: True is 1, None and NaN are unscorable, steps are summed.
 
-    RewardError if it is infinite, neither a single number nor steps, or if the steps are out of order or not finite.
+    Raises:
+        RewardError: the value is infinite, or neither a single number nor steps, or its steps are out of order or not
+            finite.
     """
     if value is None:
         return Outcome(None, "none")
@@ -234,18 +240,18 @@ def check_value(name: str, sample: Sample, value: Any) -> Outcome:
 
 
 def _steps_outcome(pairs: Sequence[Any], characters: int) -> Outcome:
-    """The outcome of (end, reward) pairs, of a response with so many characters; ValueError says what is wrong."""
+    """The outcome of (end, reward) pairs for a response of `characters` characters. ValueError if they are invalid."""
     if not pairs:
-        raise ValueError("there are no steps; return a number for a response without any")
+        raise ValueError("there are no steps; return a number for a response without steps")
     steps: list[tuple[int, float]] = []
     for place, pair in enumerate(pairs, start=1):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise ValueError(f"step {place} is not a pair of its end, in characters, and its reward")
+            raise ValueError(f"step {place} is not a pair (end in characters, reward)")
         end, reward = _whole(pair[0]), _number(pair[1])
         if end is None:
-            raise ValueError(f"step {place} ends at {shorten(repr(pair[0]))}, which is no whole number of characters")
+            raise ValueError(f"step {place} ends at {shorten(repr(pair[0]))}, which is not a whole number of characters")
         if reward is None or not math.isfinite(reward):
-            raise ValueError(f"the reward of step {place} is {shorten(repr(pair[1]))}, which is no finite number")
+            raise ValueError(f"the reward of step {place} is {shorten(repr(pair[1]))}, which is not a finite number")
         before = steps[-1][0] if steps else 0
         if not before < end <= characters:
             bounds = f"must end after {before} and within the {characters} characters of the response"
@@ -259,7 +265,7 @@ def _steps_outcome(pairs: Sequence[Any], characters: int) -> Outcome:
 
 
 def _number(value: Any) -> float | None:
-    """A single number as a float, infinite if it is too large for one; None if it is no number."""
+    """A single number as a float, infinite if it is too large for a float; None if it is not a number."""
     if not hasattr(value, "__float__") or tuple(getattr(value, "shape", ())) != ():
         return None
     try:
@@ -274,5 +280,5 @@ def _whole(value: Any) -> int | None:
 
 def _answer(sample: Sample) -> str:
     if sample.answer is None:
-        raise ValueError("the data row has no answer (data.answer_key names its field)")
+        raise ValueError("the data row has no answer (data.answer_key names the field)")
     return str(sample.answer).strip()

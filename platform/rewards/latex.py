@@ -1,9 +1,9 @@
-r"""Reads an expression in LaTeX and spells it out, so that nothing of it can be read in two ways or be left out.
+r"""Reads an expression in LaTeX and rewrites it explicitly, so it has exactly one reading and nothing is left out.
 
-`2\sin^2 x` becomes `2\cdot (\sin(x))^{2}`: every product is written, every argument in brackets, every decimal a fraction.
-The parser of latex2sympy reads `(2)(3)` as a mixed number, `7 cubed` as a product of letters, and computes some powers
-while it reads; of this form it does nothing of the kind. A text with anything else in it (words, units, dots, relations,
-lists) is refused, and so is one whose exact value would be long: sizes are bounded here, before anything is computed.
+`2\sin^2 x` becomes `2\cdot (\sin(x))^{2}`: every product is explicit, every argument is in brackets, every decimal is a
+fraction. The parser of latex2sympy reads `(2)(3)` as a mixed number and `7 cubed` as a product of letters, and evaluates
+some powers while parsing; the explicit form avoids all of this. A text with other content (words, units, dots, relations,
+lists) is refused. So is a text whose exact value would be long: sizes are bounded before anything is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fractions import Fraction
 LONGEST_TEXT = 400  # characters
 LONGEST_LITERAL = 40  # digits
 DEEPEST = 12  # levels of brackets
-LARGEST_BITS = 25_000  # of numerator and denominator together: enough for 1000!
+LARGEST_BITS = 25_000  # of numerator plus denominator: enough for 1000!
 MOST_TERMS = 200  # of the expanded expression
 
 _GREEK = """
@@ -38,12 +38,12 @@ _TOKEN = re.compile(
 
 
 class Unreadable(ValueError):
-    """A text that is no expression which is read here."""
+    """A text that is not a supported expression."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An expression, spelled out with its variables in `<>`. Example: `2x` is `Reading("2\\\\cdot <x>", {"x"})`."""
+    """An explicit expression with its variables in `<>`. Example: `2x` is `Reading("2\\\\cdot <x>", {"x"})`."""
 
     text: str
     variables: frozenset[str]
@@ -52,21 +52,21 @@ class Reading:
 @dataclass(frozen=True)
 class _Piece:
     text: str
-    level: int  # how tightly it holds together: 0 sum, 1 product, 2 fraction, power or function, 3 atom
-    bits: int = 1  # at most so many in its exact value, if it is a constant
-    terms: int = 1  # at most so many when it is expanded
+    level: int  # precedence: 0 sum, 1 product, 2 fraction, power or function, 3 atom
+    bits: int = 1  # upper bound on the bits of its exact value, if it is a constant
+    terms: int = 1  # upper bound on the terms of its expansion
     constant: bool = True
-    value: int | None = None  # of a literal
+    value: int | None = None  # value of a literal
 
     def inside(self, level: int) -> str:
         return self.text if self.level >= level else f"({self.text})"
 
 
 def read(text: str) -> Reading:
-    """The expression that the whole text is.
+    """Reads the whole text as one expression.
 
     Raises:
-        Unreadable: it is none, or its exact value may be too long to compute.
+        Unreadable: the text is not a supported expression, or its exact value may be too long to compute.
     """
     if len(text) > LONGEST_TEXT:
         raise Unreadable("too long")
@@ -100,7 +100,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Reader:
-    """Recursive descent over the tokens, which stand in reverse order in `rest`."""
+    """Recursive-descent parser. `rest` holds the remaining tokens in reverse order."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.rest = tokens[::-1]
@@ -118,7 +118,7 @@ class _Reader:
         return self.last
 
     def sum(self) -> _Piece:
-        """Terms with signs."""
+        """A sum of terms with signs."""
         self.depth += 1
         if self.depth > DEEPEST:
             raise Unreadable("too deep")
@@ -136,7 +136,7 @@ class _Reader:
         return first
 
     def product(self) -> _Piece:
-        """Factors with or without a sign between them, and quotients, from left to right."""
+        """Products, with or without a sign between the factors, and quotients, from left to right."""
         left = self.power()
         while True:
             sign = self.take() if self.peek() in _PRODUCTS else ""
@@ -153,7 +153,7 @@ class _Reader:
                 left = _combined(text, 1, [left, right], left.terms * right.terms)
 
     def signed(self) -> _Piece:
-        """A factor, which may have a minus."""
+        """A factor with an optional sign."""
         if self.peek() not in ("+", "-"):
             return self.power()
         sign, piece = self.take(), self.power()
@@ -162,7 +162,7 @@ class _Reader:
         return _combined(f"-{piece.inside(1)}", 0, [piece], piece.terms, value=piece.value and -piece.value)
 
     def power(self) -> _Piece:
-        """An atom with what follows it: exponents, factorials, degrees."""
+        """An atom followed by exponents, factorials or degrees."""
         piece = self.atom()
         while self.peek() in ("^", "!", "\\degree"):
             sign = self.take()
@@ -179,7 +179,7 @@ class _Reader:
         return piece
 
     def exponent(self) -> _Piece:
-        """What stands after ^: in plain text, all digits of a number."""
+        """The exponent after ^; without braces it includes all digits of a number."""
         if self.peek() in ("-", "+"):
             return self.signed()
         if self.peek() == "(":
@@ -187,7 +187,7 @@ class _Reader:
         return _literal(self.take()) if self.peek()[:1].isdigit() else self.argument()
 
     def argument(self) -> _Piece:
-        """What a command applies to: a group in braces, or one digit, letter or command."""
+        """The argument of a command: a group in braces, or one digit, letter or command."""
         token = self.take()
         if token == "{":
             piece = self.sum()
@@ -238,7 +238,7 @@ class _Reader:
         return _combined(f"\\sqrt{degree}{{{inner.text}}}", 2, [inner, *([index] if index else [])], 1)
 
     def binomial(self) -> _Piece:
-        """The arguments of \\binom, by factorials."""
+        """The arguments of \\binom, expressed with factorials."""
         top, bottom = self.argument(), self.argument()
         if not top.constant or not bottom.constant:
             rest = _combined(f"{top.inside(1)}-{bottom.inside(1)}", 0, [top, bottom], top.terms + bottom.terms)
@@ -250,7 +250,7 @@ class _Reader:
         return _literal(str(math.comb(top.value, bottom.value)), longest=LARGEST_BITS)
 
     def _begins_factor(self) -> bool:
-        """Whether a factor follows without a sign. A number does not: `x 2` and `1 2` may mean anything."""
+        """Whether a factor follows without a sign. A number never does: `x 2` and `1 2` are ambiguous."""
         token = self.peek()
         if token == "|":
             return not self.bars
@@ -262,7 +262,7 @@ class _Reader:
         )
 
     def _mixed(self, whole: _Piece) -> _Piece:
-        r"""A number; with a fraction of numbers behind it a mixed number, 1\frac{1}{2}."""
+        r"""A number, or a mixed number if a numeric fraction follows: 1\frac{1}{2}."""
         if whole.value is None or self.peek() != "\\frac":
             return whole
         self.take()
@@ -326,7 +326,7 @@ class _Reader:
         return piece if power is None else _power(piece, power)
 
     def _function_argument(self) -> _Piece:
-        """What a function applies to: brackets, or what stands without signs up to the next bracket or function."""
+        """The argument of a function: brackets, or all factors without signs up to the next bracket or function."""
         if self.peek() in ("(", "{", "|"):
             argument = self.atom()
             if self.peek() in ("^", "!"):
@@ -349,7 +349,7 @@ _COMMANDS: dict[str, Callable[[_Reader], _Piece]] = {
 
 
 def _combined(text: str, level: int, parts: list[_Piece], terms: int, *, value: int | None = None) -> _Piece:
-    """A piece made of others by sums, products or functions; Unreadable if it may be too large."""
+    """Combines pieces by sums, products or functions. Raises Unreadable if the result may be too large."""
     bits = sum(part.bits + 1 for part in parts)
     if bits > LARGEST_BITS or terms > MOST_TERMS:
         raise Unreadable("too large")
@@ -383,7 +383,7 @@ def _fraction(top: _Piece, bottom: _Piece) -> _Piece:
 def _power(base: _Piece, exponent: _Piece) -> _Piece:
     largest = abs(exponent.value) if exponent.value is not None else 2 ** min(exponent.bits, 64)
     bits = base.bits * (largest if exponent.constant else 1) + exponent.bits
-    # So many terms has a power of a sum, at most.
+    # Upper bound on the number of terms of a power of a sum.
     terms = math.comb(largest + base.terms - 1, base.terms - 1) if exponent.constant and largest < 1000 else 1
     if bits > LARGEST_BITS or terms > MOST_TERMS or (base.terms > 1 and exponent.constant and largest >= 1000):
         raise Unreadable("a large power")

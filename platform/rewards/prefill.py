@@ -1,4 +1,4 @@
-"""Chat prompts that end with a message of the assistant: the beginning of a response, or one that says it all."""
+"""Chat prompts that end with an assistant message: refuses messages that already give the answer."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tandem.platform.data.rows import DataError, Row
 from tandem.platform.rewards import grading
 from tandem.platform.system.text import shorten
 
-# What may stand behind an answer that ends a text: closing signs, closing tags, end tokens. Signs after which more is to
-# come, such as a colon, are not among them.
+# What may follow an answer at the end of a text: closing punctuation, closing tags, end tokens. Signs that announce more
+# text, such as a colon, are not included.
 _CLOSING = re.compile(r"(?:[\s.!?)\]}\"'*_$`…。！？”’]|\\[)\]]|</[\w-]+>|<\|[^|>]*\|>|</s>)+\Z")
-_JOINED = r"[\w.,/+\-−^]"  # what makes a longer word or number of the answer when it stands right before it
+_JOINED = r"[\w.,/+\-−^]"  # a character directly before the answer that makes it part of a longer word or number
 _NUMBER = re.compile(rf"(?<!{_JOINED})[-+−]?\$?[\d.][\d.,/]*%?\Z")
 _LABEL = re.compile(r"\b(?:step|case|problem|question|part|example|exercise|section|line)\s*#?\Z", re.IGNORECASE)
-TAIL = 1000  # characters that closing signs and the words around an answer may take
-MARGIN = 40  # characters that another spelling or a unit may take
+TAIL = 1000  # characters allowed for closing signs and the words around an answer
+MARGIN = 40  # characters allowed for a different spelling or a unit
 _ANSWER_IS = re.compile(r"\banswer\b[^\w\n\\]*?(?:(?:is|=)\b[^\w\n\\]*?)?(?=[\w\\.\-−+])", re.IGNORECASE)
 
 
 def check_beginnings(rows: Sequence[Row], source: str) -> None:
-    """Refuses chats whose last message, which the policy would continue, gives the answer already.
+    """Refuses chats whose last message, which the policy would continue, already gives the answer.
 
     Args:
-        source: names the data in messages about rows that come from no file.
+        source: names the data in messages about rows that are not from a file.
 
     Raises:
-        DataError: naming the row and its field.
+        DataError: a message gives the answer; names the row and its field.
     """
     for number, row in enumerate(rows, start=1):
         last = row.prompt[-1] if row.prompt and not isinstance(row.prompt, str) else {}
@@ -38,17 +38,17 @@ def check_beginnings(rows: Sequence[Row], source: str) -> None:
             where = row.where or f"{source}, row {number}"
             raise DataError(
                 f"{where}: the last message of the prompt (field {row.prompt_key!r}) is the assistant's and gives the "
-                f"answer (field {row.answer_key!r}, data.answer_key): {shorten(repr(content))} leaves nothing to find for "
-                f"{shorten(repr(row.answer))}. Remove that message, or set data.prompt_key to a field without it; a "
-                "policy can continue a beginning that breaks off before the answer"
+                f"answer (field {row.answer_key!r}, data.answer_key): {shorten(repr(content))} already contains "
+                f"{shorten(repr(row.answer))}. Remove that message, or set data.prompt_key to a field without it; the "
+                "policy can continue a message that stops before the answer"
             )
 
 
 def gives_answer(text: str, answer: Any) -> bool:
-    """Whether a text gives the reference answer, so that a policy which continues it has nothing left to find.
+    """Whether a text already gives the reference answer, so that a policy that continues it has nothing left to solve.
 
-    It does if it ends with the answer, closing signs and tags aside, has it in its last box, or says that the answer is it.
-    Case does not matter, and numbers are compared as numbers. Of a list or an object every item counts as an answer.
+    True if the text ends with the answer (ignoring closing signs and tags), has it in its last box, or says "the answer is"
+    before it. Case is ignored, and numbers are compared as numbers. Every item of a list or object counts as an answer.
     """
     return any(_ends_with(text, gold) or _boxes(text, gold) or _names(text, gold) for gold in _golds(answer))
 
@@ -83,7 +83,7 @@ def _boxes(text: str, gold: str) -> bool:
 
 
 def _names(text: str, gold: str) -> bool:
-    """Whether the text says "the answer is" and then this answer."""
+    """Whether the text contains "the answer is" followed by this answer."""
     for cue in _ANSWER_IS.finditer(text):
         rest = text[cue.end() : cue.end() + len(gold) + TAIL]
         case = re.IGNORECASE if len(gold) > 1 else re.NOFLAG  # "the answer is a number" does not give A
@@ -94,14 +94,14 @@ def _names(text: str, gold: str) -> bool:
     return False
 
 
-def _is_same(gold: str, given: str) -> bool:
-    """Whether the texts are the same number, or but for spaces and spelling the same text."""
-    given = given.rstrip(" .$*")
-    return len(given) <= 2 * len(gold) + MARGIN and (
-        _same_number(gold, given) or grading.normal(gold) == grading.normal(given)
+def _is_same(gold: str, text: str) -> bool:
+    """Whether the texts are the same number, or the same text except for spaces and spelling."""
+    text = text.rstrip(" .$*")
+    return len(text) <= 2 * len(gold) + MARGIN and (
+        _same_number(gold, text) or grading.normal(gold) == grading.normal(text)
     )
 
 
-def _same_number(gold: str, given: str) -> bool:
-    number, other = grading.number(gold), grading.number(given)
+def _same_number(gold: str, text: str) -> bool:
+    number, other = grading.number(gold), grading.number(text)
     return number is not None and other is not None and grading.equal_quantities(number, other)

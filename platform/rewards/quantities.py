@@ -1,8 +1,8 @@
 r"""Numbers as people write them, exactly: `1/2`, `\frac{1}{2}`, `1,234`, `1 1/2`, `1e3`, `50\%`, `5 cm`, `90^\circ`.
 
-A percentage equals its decimal value only when the gold is a percentage. A unit of `units` is accepted after the number,
-unless the gold has another one. Commas between groups of three digits belong to a number, except in brackets: `(1,234)`
-has two items.
+A percentage equals its decimal value only if the gold is a percentage. A unit of `units` is accepted after the number,
+unless the gold has a different unit. Commas between groups of three digits belong to a number, except in brackets:
+`(1,234)` has two items.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from tandem.platform.rewards import units
 
-# Longer numbers, and exponents of more digits, count as no numbers: exact arithmetic on them would take forever.
+# Longer numbers and exponents do not count as numbers: exact arithmetic on them would take too long.
 LONGEST_NUMBER = 1000  # characters
 LONGEST_EXPONENT = 3  # digits
 CALCULATOR_DIGITS = 12
@@ -37,14 +37,14 @@ _QUANTITY = re.compile(
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number as it was written. Example: `50%` is `Quantity(Fraction(50), percent=True)`."""
+    """A number as written. Example: `50%` is `Quantity(Fraction(50), percent=True)`."""
 
     value: Fraction
     percent: bool = False
     unit: str = ""
     is_fraction: bool = False
     digits: int = 0  # significant digits of a decimal
-    last_place: Fraction = Fraction(1)  # what one more in its last digit would add
+    last_place: Fraction = Fraction(1)  # value of one unit in its last digit
 
 
 def last_quantity(text: str) -> Quantity | None:
@@ -55,7 +55,7 @@ def last_quantity(text: str) -> Quantity | None:
 
 
 def quantity(text: str) -> Quantity | None:
-    """The number that a whole text in the form of `grading.normal` is, or None."""
+    """The number that the whole text represents, or None. The text must be in the form of `grading.normal`."""
     match, unit = _QUANTITY.fullmatch(text), ""
     if match is None:
         text, unit = units.split(text)
@@ -67,18 +67,18 @@ def quantity(text: str) -> Quantity | None:
 
 
 def equal_quantities(gold: Quantity, answer: Quantity) -> bool:
-    """Whether two numbers are the same: exactly, or as a decimal of at least 12 digits that the gold rounds to."""
+    """Whether two numbers are equal: exactly, or if the gold rounds to the answer, a decimal of at least 12 digits."""
     if gold.unit and (answer.percent or answer.unit not in ("", gold.unit)):
         return False
-    right, given = gold.value, answer.value
+    right, value = gold.value, answer.value
     if gold.percent:
-        right, given = right / 100, given / 100 if answer.percent else given
-    if right == given:
+        right, value = right / 100, value / 100 if answer.percent else value
+    if right == value:
         return True
-    if not gold.is_fraction or answer.is_fraction or answer.digits < CALCULATOR_DIGITS or right * given < 0:
+    if not gold.is_fraction or answer.is_fraction or answer.digits < CALCULATOR_DIGITS or right * value < 0:
         return False
     last_place = answer.last_place / 100 if gold.percent and answer.percent else answer.last_place
-    return abs(right - given) < last_place
+    return abs(right - value) < last_place
 
 
 def _quantity(match: re.Match[str], unit: str) -> Quantity | None:

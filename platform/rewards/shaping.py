@@ -1,4 +1,4 @@
-"""What happens to a reward between the functions that give it and the advantages: all of it named, and off by default.
+"""Reward shaping, between the reward functions and the advantages. Every step is off by default.
 
 reward -> running normalisation -> scale -> clip -> + overlong penalty
 """
@@ -14,7 +14,7 @@ from tandem.platform.experience.batch import Rollout, Score
 from tandem.platform.experience.masked import EPS
 
 OVERLONG = "overlong_penalty"
-"""The penalty's part of a score, as `reward/overlong_penalty`."""
+"""Name of the penalty among the parts of a score, logged as `reward/overlong_penalty`."""
 
 
 def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
@@ -24,10 +24,10 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
         ((max - buffer) - tokens) / buffer  up to max
         -1                                  beyond
 
-    A buffer of 0 is a step behind `max_tokens`. Yu et al., DAPO, eq. 13, https://arxiv.org/abs/2503.14476
+    With a buffer of 0, this is a step after `max_tokens`. Yu et al., DAPO, eq. 13, https://arxiv.org/abs/2503.14476
 
     Args:
-        tokens: of the response, its end token included.
+        tokens: number of response tokens, including the end token.
     """
     assert 0 <= buffer <= max_tokens, f"a buffer of {buffer} tokens does not fit into {max_tokens}"
     over = tokens - (max_tokens - buffer)
@@ -37,7 +37,7 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
 
 
 def overlong_buffer(config: RewardConfig, max_tokens: int) -> int:
-    """`reward.overlong_buffer_tokens`, or a fifth of the longest response: 4096 of 20480 in DAPO."""
+    """`reward.overlong_buffer_tokens`; default: a fifth of the longest response (4096 of 20480 in DAPO)."""
     return max_tokens // 5 if config.overlong_buffer_tokens is None else config.overlong_buffer_tokens
 
 
@@ -51,7 +51,7 @@ class RunningMoments:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
 
     def add(self, values: Sequence[float]) -> None:
-        """Takes more numbers."""
+        """Adds numbers."""
         if not values:
             return
         count, mean = len(values), math.fsum(values) / len(values)
@@ -63,7 +63,7 @@ class RunningMoments:
 
     @property
     def state(self) -> list[float]:
-        """All there is to it, for another to go on from."""
+        """The full state, to be saved and restored."""
         return [self.count, self.mean, self._squares]
 
     @state.setter
@@ -72,12 +72,12 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """0 before the first number."""
+        """The population standard deviation; 0 before the first number."""
         return math.sqrt(self._squares / self.count) if self.count else 0.0
 
 
 class RewardShaper:
-    """Shapes the rewards of a run by its settings `reward.*`; remembers only the running moments."""
+    """Shapes rewards according to the settings `reward.*`. Its only state is the running moments."""
 
     def __init__(self, config: RewardConfig, max_tokens: int) -> None:
         self._config, self._max_tokens = config, max_tokens
@@ -87,14 +87,14 @@ class RewardShaper:
         self.moments = RunningMoments()
 
     def observe(self, scores: Sequence[Score]) -> None:
-        """Takes the rewards of sampled responses into the running moments."""
+        """Adds the rewards of sampled responses to the running moments."""
         if self._config.normalize != "none":
             self.moments.add([score.reward for score in scores if score.reward is not None])
 
     def shape(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[Score]:
-        """The scores with shaped rewards; `raw` keeps the reward as the functions gave it. Unscored samples stay so.
+        """The scores with shaped rewards; `raw` keeps the unshaped reward. Unscored samples stay unscored.
 
-        With all of it off, the scores as they are.
+        If all shaping is off, returns the scores unchanged.
         """
         if not self._is_on:
             return list(scores)
@@ -117,7 +117,7 @@ class RewardShaper:
 
     @property
     def _slope(self) -> float:
-        """What a reward is multiplied with: rewards that have not varied yet are scaled, but divided by nothing."""
+        """The factor of a reward. While rewards have not varied yet, it is `scale` without normalisation."""
         varied = self._config.normalize != "none" and self.moments.std > EPS
         return self._config.scale / (self.moments.std + EPS if varied else 1.0)
 

@@ -1,8 +1,8 @@
-r"""Whether two expressions are the same, decided by exact algebra with sympy.
+r"""Decides by exact algebra with sympy whether two expressions are equal.
 
-`latex` reads and bounds a text, the parser of latex2sympy makes sympy's objects of it, and the difference must become
-exactly zero. Numbers are never compared with a tolerance: decimals are fractions, and a numeric value only ever shows
-that two expressions differ. What cannot be decided counts as different.
+`latex` reads a text and bounds its size, the parser of latex2sympy converts it to sympy objects, and the difference must
+become exactly zero. Numbers are never compared with a tolerance: decimals are fractions, and numeric values are used only
+to show that two expressions differ. Undecidable cases count as different.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 
 from tandem.platform.rewards.latex import Reading
 
-LETTERS = "xyzuvwabcmnpqrst"  # which the parser takes for plain variables
+LETTERS = "xyzuvwabcmnpqrst"  # letters that the parser treats as plain variables
 _CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 _POINTS = (sympy.Rational(37, 101), sympy.Rational(733, 211))
 _SIGNIFICANT = sympy.Float("1e-8")
@@ -31,14 +31,14 @@ def same_value(gold: Reading, answer: Reading) -> bool:
 
 
 def same_equation(gold: tuple[Reading, Reading], answer: tuple[Reading, Reading], signed: bool) -> bool:
-    """Whether left minus right is the same up to a constant factor, which must be positive if `signed`."""
+    """Whether left minus right is equal up to a constant factor, which must be positive if `signed`."""
     if gold[0].variables | gold[1].variables != answer[0].variables | answer[1].variables:
         return False
     names = tuple(sorted(gold[0].variables | gold[1].variables))
-    right, given = (_parsed(left.text, names) - _parsed(other.text, names) for left, other in (gold, answer))
-    if _is_zero(right) or _is_zero(given):
+    right, other = (_parsed(first.text, names) - _parsed(second.text, names) for first, second in (gold, answer))
+    if _is_zero(right) or _is_zero(other):
         return False
-    factor = sympy.cancel(sympy.together(given / right))
+    factor = sympy.cancel(sympy.together(other / right))
     if factor.free_symbols:
         factor = sympy.simplify(factor)
     if factor.free_symbols or not factor.is_finite or factor.is_zero is not False:
@@ -47,7 +47,7 @@ def same_equation(gold: tuple[Reading, Reading], answer: tuple[Reading, Reading]
 
 
 def same_set(gold: Any, answer: Any) -> bool:
-    """Whether two trees of `forms.Region` have the same members; ValueError if one is no set of real numbers."""
+    """Whether two trees of `forms.Region` have the same members. ValueError if a tree is not a set of real numbers."""
     left, right = _set_of(gold), _set_of(answer)
     return bool(left == right or (left - right) | (right - left) == sympy.S.EmptySet)
 
@@ -72,7 +72,7 @@ def _set_of(region: Any) -> Any:
 
 def _number(reading: Reading) -> Any:
     if reading.variables:
-        raise ValueError(f"{reading.text} is no number")
+        raise ValueError(f"{reading.text} is not a number")
     value = sympy.simplify(_expression(reading))
     if not value.is_extended_real:
         raise ValueError(f"{reading.text} is not real")
@@ -90,12 +90,12 @@ def _parsed(text: str, names: tuple[str, ...]) -> Any:
         raise ValueError("too many variables")
     for name, letter in zip(names, LETTERS, strict=False):
         text = text.replace(f"<{name}>", letter)
-    found = latex2sympy(text, normalization_config=None, conversion_config=_CONVERSION)
-    if not isinstance(found, sympy.Expr):
-        raise ValueError(f"{text} is no expression")
-    values = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in found.free_symbols}
+    expression = latex2sympy(text, normalization_config=None, conversion_config=_CONVERSION)
+    if not isinstance(expression, sympy.Expr):
+        raise ValueError(f"{text} is not an expression")
+    values = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in expression.free_symbols}
     values[sympy.Symbol("i")] = sympy.I
-    return found.xreplace(values).replace(_is_odd_root, _real_root).doit()
+    return expression.xreplace(values).replace(_is_odd_root, _real_root).doit()
 
 
 def _is_odd_root(part: Any) -> bool:
@@ -103,12 +103,12 @@ def _is_odd_root(part: Any) -> bool:
 
 
 def _real_root(part: Any) -> Any:
-    """The root of -8 is -2 in an answer, not the complex one that sympy takes."""
+    """The real root: the cube root of -8 is -2 in an answer, not the complex root that sympy returns."""
     return -((-part.base) ** part.exp)
 
 
 def _on_the_domain_of(gold: Any, answer: Any) -> tuple[Any, Any]:
-    r"""Both with the variables positive of which the gold has a logarithm or an even root."""
+    """Both expressions, with every variable positive that is the argument of a logarithm or an even root in the gold."""
     inner = [part.args[0] for part in gold.atoms(sympy.log)]
     inner += [part.base for part in gold.atoms(sympy.Pow) if part.exp.is_Rational and part.exp.q % 2 == 0]
     values = {symbol: sympy.Symbol(symbol.name, positive=True) for symbol in inner if symbol.is_Symbol}
@@ -126,20 +126,20 @@ def _is_same(left: Any, right: Any) -> bool:
 
 
 def _differ_numerically(left: Any, right: Any) -> bool:
-    """Whether the values are far apart wherever we look; equality is never concluded from numbers."""
+    """Whether the values are far apart at all test points. Never used to conclude equality."""
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
     for point in _POINTS:
         at = {symbol: point + sympy.Rational(place, 13) for place, symbol in enumerate(symbols)}
-        one, other = (sympy.N(side.subs(at), 20) for side in (left, right))
-        if not (one.is_number and other.is_number and one.is_finite and other.is_finite):
+        first, second = (sympy.N(side.subs(at), 20) for side in (left, right))
+        if not (first.is_number and second.is_number and first.is_finite and second.is_finite):
             return False
-        if not abs(one - other) > _SIGNIFICANT * (1 + abs(one) + abs(other)):
+        if not abs(first - second) > _SIGNIFICANT * (1 + abs(first) + abs(second)):
             return False
     return True
 
 
 def _is_zero(difference: Any) -> bool:
-    """Whether one of sympy's exact rewritings turns the difference into zero."""
+    """Whether one of sympy's exact transformations reduces the difference to zero."""
     if difference == 0:
         return True
     steps: tuple[Callable[[Any], Any], ...] = (
@@ -159,7 +159,7 @@ def _is_zero(difference: Any) -> bool:
 def _becomes_zero(value: Any, step: Callable[[Any], Any]) -> bool:
     try:
         return step(value) is sympy.S.Zero
-    except Exception:  # a rewriting that is not made for this expression
+    except Exception:  # a transformation that does not support this expression
         return False
 
 

@@ -1,8 +1,8 @@
-"""The units that may follow a number, by the words and signs that stand for them.
+"""The units that may follow a number, by their names and symbols.
 
 A word is a unit only if it is in `TABLE` or `COUNTED`: `5 cm`, `5 square feet`, `5 m/s^2`, `5 miles per hour`, `5 apples`.
-Any other word may be part of the answer's value (`5 factorial`, `5 squared`, `3 dozen`), so it is none. Different names
-of a unit are the same (`cm`, `centimetres`); different units are never converted (`5 m` is not `500 cm`).
+Any other word may be part of the value (`5 factorial`, `5 squared`, `3 dozen`) and does not count as a unit. Different
+names of a unit are equal (`cm`, `centimetres`); different units are never converted (`5 m` is not `500 cm`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _plurals(name: str) -> set[str]:
 
 
 def _names() -> dict[str, str]:
-    """Every word for a unit, with the unit's first name."""
+    """Maps every word for a unit to the unit's first name."""
     names: dict[str, str] = {}
     for group in re.split(r"[|\n]", TABLE):
         for name in group.split():
@@ -69,7 +69,7 @@ ONE_LETTER = frozenset("mgshL")
 
 
 def split(text: str) -> tuple[str, str]:
-    """The text before the unit at its end, and the unit in one spelling, which is empty if there is none.
+    """(the text before its final unit, that unit in canonical spelling); the unit is empty if there is none.
 
     Examples: `5 square feet` gives `("5", "foot^2")`; `5 squared` gives `("5 squared", "")`.
     """
@@ -78,26 +78,26 @@ def split(text: str) -> tuple[str, str]:
     tail = text[-LONGEST:]
     for word in re.finditer(r"(?<![A-Za-z\\^_{/-])[A-Za-z]+", tail):
         before, unit = text[: len(text) - len(tail) + word.start()], canonical(tail[word.start() :])
-        is_apart = before.endswith(" ") or len(word[0]) > 1 or " " in unit  # 5m may be a product, 5cm and 5m/s not
+        is_apart = before.endswith(" ") or len(word[0]) > 1 or " " in unit  # 5m may be a product; 5cm and 5m/s may not
         if unit and before.strip() and is_apart:
             return before.strip(), unit
     return text, ""
 
 
 def canonical(text: str) -> str:
-    """The one spelling of a unit: `cm^2` for `square centimeters`, `m s^-2` for `m/s^2`; empty if the text is none."""
+    """Canonical spelling of a unit: `cm^2` for `square centimeters`, `m s^-2` for `m/s^2`; empty if the text is no unit."""
     powers: dict[str, int] = {}
     for place, side in enumerate(re.split(r" ?/ ?| per ", text.strip())):
-        found = _factors(side.strip())
-        if found is None:
+        factors = _factors(side.strip())
+        if factors is None:
             return ""
-        for name, power in found:
+        for name, power in factors:
             powers[name] = powers.get(name, 0) + (-power if place else power)
     return " ".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
 
 
 def _factors(text: str) -> list[tuple[str, int]] | None:
-    """Names and powers of `kg m^2` or `square feet`; None if any word of the text is no unit."""
+    """Names and powers of the factors in `kg m^2` or `square feet`; None if any word of the text is no unit."""
     factors, times = [], 1
     for part in re.split(r"\\cdot ?|[ *]", text):
         match = _PART.fullmatch(part)
@@ -115,7 +115,7 @@ def _factors(text: str) -> list[tuple[str, int]] | None:
 
 
 def _name(word: str) -> str:
-    """The first name of the unit that a word stands for; empty if it stands for none."""
+    """The first name of the unit that a word denotes; empty if the word is no unit."""
     if len(word) == 1:
         return word if word in ONE_LETTER else ""
     return NAMES.get(word) or NAMES.get(word[0].lower() + word[1:], "")

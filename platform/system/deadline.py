@@ -1,4 +1,4 @@
-"""A time limit for Python code that works in any thread, without signals."""
+"""A time limit for Python code. Works in any thread, without signals."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TimeIsUp(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Ends the body by `TimeIsUp` at the first call or return after so many seconds of this thread's processor time.
+    """Raises `TimeIsUp` in the body at the first call or return after `seconds` of this thread's processor time.
 
-    Time in which others have the processor does not count, so the outcome does not depend on how busy a machine is.
-    A single long operation of the interpreter, as a power of huge numbers, is not interrupted. A profiler of this
-    thread rests meanwhile.
+    Only this thread's processor time counts, so the outcome does not depend on the load of the machine. A single long
+    operation of the interpreter, such as a power of huge numbers, is not interrupted. A profiler of this thread is
+    suspended in the body.
     """
     deadline = time.thread_time() + seconds
     before = sys.getprofile()

@@ -1,7 +1,7 @@
-"""Opening and writing files that others may have put there: only regular files, and of no more than a limit.
+"""Reads and writes files that other users may have planted: only regular files, up to a size limit.
 
-Below a run's folder (`below`) no link is followed, whatever it leads to; the folder itself may be one, as where outputs are
-kept on another disk. What users name themselves, as data, may be a link.
+Below a run's folder (`below`) no link is followed, wherever it leads. The folder itself may be a link, for example to
+another disk. Paths that users specify, such as data files, may be links.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from tandem.platform.config.schema import ConfigError
 
 MIB = 2**20
-LARGEST_FILE = 256 * MIB  # that is read whole
+LARGEST_FILE = 256 * MIB  # largest file that is read at once
 LONGEST_LINE = 64 * MIB
 LONGEST_NAME = 4096  # characters of a path
 KINDS = (
@@ -32,14 +32,14 @@ KINDS = (
 
 
 class FileError(ConfigError):
-    """A file that cannot be used; the text names it, and the line and the field where there are such."""
+    """A file that cannot be used; the text names the file and, where known, line and field."""
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, below: Path | None = None) -> int:
-    """A descriptor of a regular file, which nothing is waited for.
+    """Opens a regular file without blocking and returns its descriptor.
 
     Raises:
-        FileError: it is something else. OSError: it cannot be opened.
+        FileError: the path is not a regular file. OSError: the file cannot be opened.
     """
     follow = below is None
     if below is not None:
@@ -52,10 +52,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, below: Path | None = None
 
 
 def refuse_links(path: Path, folder: Path) -> None:
-    """Refuses a path with a link in it below `folder`.
+    """Refuses a path that contains a link below `folder`.
 
     Raises:
-        FileError: names the link.
+        FileError: the path contains a link; names it.
     """
     place = folder
     for part in path.relative_to(folder).parts:
@@ -65,10 +65,10 @@ def refuse_links(path: Path, folder: Path) -> None:
 
 
 def confined(name: str, where: str) -> str:
-    """A name that stays below the folder it is joined to.
+    """Returns `name` if it stays below the folder it is joined to.
 
     Raises:
-        FileError: it is absolute, goes up, or means something else to some file system.
+        FileError: the name is absolute, goes up, or has a different meaning on some file systems.
     """
     parts = name.split("/")
     if (
@@ -77,7 +77,7 @@ def confined(name: str, where: str) -> str:
         or not name.isprintable()
         or len(name) > LONGEST_NAME
     ):
-        raise FileError(f"{where} names {name[:200]!r}, which is no path below its folder")
+        raise FileError(f"{where} names {name[:200]!r}, which is not a path below its folder")
     return name
 
 
@@ -86,7 +86,7 @@ def confined(name: str, where: str) -> str:
 
 @contextmanager
 def _opened(path: Path, below: Path | None) -> Iterator[BinaryIO]:
-    """A file to read; what keeps it from being read is told with its name."""
+    """Opens a file for reading. Converts read errors to FileErrors that name the file."""
     try:
         with open(open_regular(path, below=below), "rb") as file:
             yield file
@@ -94,17 +94,17 @@ def _opened(path: Path, below: Path | None) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:  # a name with a zero in it
+    except ValueError as error:  # a name with a null character
         if isinstance(error, FileError):
             raise
         raise FileError(f"{str(path)!r}: cannot be read ({error})") from error
 
 
 def read_bytes(path: Path, below: Path | None = None, limit: int = LARGEST_FILE) -> bytes:
-    """The content of a file.
+    """The content of a file of at most `limit` bytes.
 
     Raises:
-        FileError: it is larger, or cannot be read. FileNotFoundError: there is none.
+        FileError: the file is larger, or cannot be read. FileNotFoundError: there is no such file.
     """
     with _opened(path, below) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
@@ -113,10 +113,10 @@ def read_bytes(path: Path, below: Path | None = None, limit: int = LARGEST_FILE)
 
 
 def read_text(path: Path, below: Path | None = None, limit: int = LARGEST_FILE) -> str:
-    """The same as text.
+    """The content of a UTF-8 file as text.
 
     Raises:
-        FileError: as `read_bytes`, or it is no UTF-8. FileNotFoundError.
+        FileError: as in `read_bytes`, or the file is not UTF-8. FileNotFoundError: there is no such file.
     """
     content = read_bytes(path, below, limit)
     try:
@@ -127,10 +127,12 @@ def read_text(path: Path, below: Path | None = None, limit: int = LARGEST_FILE) 
 
 
 def read_lines(path: Path, below: Path | None = None) -> Iterator[tuple[str, bytes]]:
-    """Every line that is not blank with its place, "FILE, line 3"; only the last may end without a newline.
+    """Yields (place, line) for every line that is not blank, with places such as "FILE, line 3".
+
+    Only the last line may lack a newline.
 
     Raises:
-        FileError: a line is longer than LONGEST_LINE, or the file cannot be read. FileNotFoundError: there is none.
+        FileError: a line is longer than LONGEST_LINE, or the file cannot be read. FileNotFoundError: there is no such file.
     """
     with _opened(path, below) as file:
         number = 0
@@ -147,29 +149,29 @@ def read_lines(path: Path, below: Path | None = None) -> Iterator[tuple[str, byt
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON whole or not at all."""
+    """Writes JSON atomically: completely or not at all."""
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:
-    """Writes text whole or not at all; in the place of a link comes the file itself."""
+    """Writes text atomically: completely or not at all. Replaces a link by a regular file."""
     draft = path.with_name(path.name + ".part")
-    draft.unlink(missing_ok=True)  # of a process that was killed, or planted
-    # Half a surrogate pair, which no file takes, becomes \udXXX; in JSON that means the same.
+    draft.unlink(missing_ok=True)  # left by a killed process, or planted
+    # Files cannot hold half a surrogate pair. It is written as \udXXX, which has the same meaning in JSON.
     with draft.open("x", encoding="utf-8", errors="backslashreplace") as file:
         file.write(content)
     os.replace(draft, path)
 
 
 def own_folder(path: Path, below: Path) -> Path:
-    """A folder below a run's folder, made if need be.
+    """Returns a folder below a run's folder, creating it if necessary.
 
     Raises:
-        FileError: a link or a file is in its place.
+        FileError: the path is a link or a file.
     """
     refuse_links(path, below)
     try:
         path.mkdir(exist_ok=True)
     except FileExistsError as error:
-        raise FileError(f"{path} is no folder") from error
+        raise FileError(f"{path} is not a folder") from error
     return path

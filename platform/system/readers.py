@@ -1,7 +1,7 @@
-"""Records of a run, a checkpoint or a benchmark, parsed into types where they are read; errors name file, line and field.
+"""Reads the records of a run, a checkpoint or a benchmark into types. Errors name file, line and field.
 
-A type is a dataclass (its fields are the object's, or what `key` in their metadata says), `dict[str, T]`, `list[T]`,
-`T | None`, `Any`, or one of str, int, float and bool. Fields that a dataclass does not have are passed over.
+A type is a dataclass (the keys are its field names, or `key` in their metadata), `dict[str, T]`, `list[T]`, `T | None`,
+`Any`, or one of str, int, float and bool. Keys that a dataclass does not have are ignored.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from tandem.platform.system.files import FileError, read_lines, read_text
 
 T = TypeVar("T")
-MAX_DEPTH = 64  # lists and objects within each other; pickle and JSON writers give up a few hundred further down
-LARGEST_BITS = 10_000  # of a whole number; Python writes none of more than 4300 digits
+MAX_DEPTH = 64  # nested lists and objects; pickle and JSON writers fail a few hundred levels deeper
+LARGEST_BITS = 10_000  # of a whole number; Python refuses to write more than 4300 digits
 NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _Reader = Callable[[Any, int], Any]
-"""(value, how deep it stands) -> the value of its type."""
+"""(value, nesting depth) -> the value converted to its type."""
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """Stands for a value that a file has and that no record can have.
+    """Placeholder for a value in a file that no record may contain.
 
     Example: `Unusable("has the key 'role' twice")`.
     """
@@ -36,7 +36,7 @@ class Unusable:
 
 
 class _Refused(Exception):
-    """A value of another type: what is wrong, and the keys that lead to it, the last one first."""
+    """A value of a wrong type: the problem, and the keys that lead to the value, innermost first."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -44,19 +44,19 @@ class _Refused(Exception):
 
 
 def read_object(path: Path, kind: type[T], below: Path | None = None) -> T:
-    """The object of a JSON file.
+    """The object of a JSON file, as type `kind`.
 
     Raises:
-        FileError: it is none of this type, or cannot be read. FileNotFoundError: there is none.
+        FileError: the file has another type, or cannot be read. FileNotFoundError: there is no such file.
     """
     return parsed(parse_json(read_text(path, below), str(path)), kind, str(path))
 
 
 def read_objects(path: Path, kind: type[T], below: Path | None = None) -> Iterator[tuple[str, T]]:
-    """Every line of a file of JSON lines with its place; a last line that was cut off is none.
+    """Yields (place, value) for every line of a JSON Lines file. A truncated last line is ignored.
 
     Raises:
-        FileError: a line is none of this type. FileNotFoundError: there is no file.
+        FileError: a line has another type. FileNotFoundError: there is no such file.
     """
     for where, line in read_lines(path, below):
         try:
@@ -69,10 +69,10 @@ def read_objects(path: Path, kind: type[T], below: Path | None = None) -> Iterat
 
 
 def decoded(line: bytes, where: str) -> str:
-    """A line as text.
+    """Decodes a line.
 
     Raises:
-        FileError: it is no UTF-8.
+        FileError: the line is not UTF-8.
     """
     try:
         return line.decode()
@@ -81,10 +81,10 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value that JSON stands for, with `Unusable` for what must be refused where it stands.
+    """Parses JSON. Values that must be refused become `Unusable`, so the error can name their field.
 
     Raises:
-        FileError: it is no JSON.
+        FileError: the text is not JSON.
     """
     try:
         return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
@@ -94,14 +94,14 @@ def parse_json(text: str | bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise FileError(f"{where}: not valid UTF-8 (byte {error.start + 1})") from None
     except RecursionError:
-        raise FileError(f"{where}: lists and objects are more than {MAX_DEPTH} deep") from None
+        raise FileError(f"{where}: lists and objects are nested more than {MAX_DEPTH} deep") from None
 
 
 def parsed(value: Any, kind: type[T], where: str) -> T:
-    """A value of JSON or YAML as one of this type; `where` names the file, and the line.
+    """Converts a JSON or YAML value to type `kind`; `where` names the file and, where known, the line.
 
     Raises:
-        FileError: it is of another; names the field.
+        FileError: the value has another type; names the field.
     """
     try:
         return cast(T, _reader(cast(Any, kind))(value, 0))
@@ -111,7 +111,7 @@ def parsed(value: Any, kind: type[T], where: str) -> T:
 
 
 def kind_of(value: Any) -> str:
-    """What JSON calls a value."""
+    """The JSON type of a value, in words."""
     if value is None:
         return "nothing"
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
@@ -119,10 +119,10 @@ def kind_of(value: Any) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Unusable:
-    """An object; JSON allows a key twice, and which of the two is meant cannot be told."""
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
+    """An object. JSON allows duplicate keys, but their meaning is ambiguous, so they are refused."""
+    record = dict(pairs)
+    if len(record) == len(pairs):
+        return record
     names = [name for name, _ in pairs]
     return Unusable(f"has the key {next(name for name in names if names.count(name) > 1)!r} twice")
 
@@ -130,7 +130,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Unusable:
 def _integer(text: str) -> int | Unusable:
     try:
         return int(text)
-    except ValueError:  # Python reads no number of more than 4300 digits
+    except ValueError:  # Python refuses to read more than 4300 digits
         return Unusable(f"has a number of {len(text)} digits; give it as text")
 
 
@@ -145,8 +145,8 @@ def _reader(kind: Any) -> _Reader:
         return partial(_record, kind, _fields(kind))
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        [own] = [_reader(one) for one in arguments if one is not type(None)]
-        return lambda value, depth: None if value is None else own(value, depth)
+        [read] = [_reader(argument) for argument in arguments if argument is not type(None)]
+        return lambda value, depth: None if value is None else read(value, depth)
     if origin is list:
         return partial(_list, _reader(arguments[0]))
     if origin in (dict, Mapping):
@@ -156,37 +156,37 @@ def _reader(kind: Any) -> _Reader:
 
 
 def _fields(kind: Any) -> list[tuple[str, str, bool, _Reader]]:
-    """Of a dataclass: name, key in the object, whether it must be there, how it is read."""
+    """(name, key in the object, whether it is required, reader) of every field of a dataclass."""
     hints = get_type_hints(kind)
     return [
         (
-            one.name,
-            one.metadata.get("key", one.name),
-            one.default is MISSING and one.default_factory is MISSING,
-            _reader(hints[one.name]),
+            field.name,
+            field.metadata.get("key", field.name),
+            field.default is MISSING and field.default_factory is MISSING,
+            _reader(hints[field.name]),
         )
-        for one in fields(kind)
+        for field in fields(kind)
     ]
 
 
 def _record(kind: Any, known: list[tuple[str, str, bool, _Reader]], value: Any, depth: int) -> Any:
-    found = _checked(value, dict, "an object", depth)
-    for _, key, is_needed, _ in known:
-        if is_needed and key not in found:
+    record = _checked(value, dict, "an object", depth)
+    for _, key, is_required, _ in known:
+        if is_required and key not in record:
             raise _Refused(f"lacks the field {key!r}")
-    return kind(**{name: _at(key, read, found[key], depth) for name, key, _, read in known if key in found})
+    return kind(**{name: _at(key, read, record[key], depth) for name, key, _, read in known if key in record})
 
 
 def _dict(read: _Reader, value: Any, depth: int) -> dict[str, Any]:
-    found = _checked(value, dict, "an object", depth)
-    for key in found:
+    record = _checked(value, dict, "an object", depth)
+    for key in record:
         if not isinstance(key, str):
-            raise _Refused(f"has the key {key!r}, which is no text")
-    return {key: _at(key, read, one, depth) for key, one in found.items()}
+            raise _Refused(f"has the key {key!r}, which is not text")
+    return {key: _at(key, read, item, depth) for key, item in record.items()}
 
 
 def _list(read: _Reader, value: Any, depth: int) -> list[Any]:
-    return [_at(str(place), read, one, depth) for place, one in enumerate(_checked(value, list, "a list", depth))]
+    return [_at(str(place), read, item, depth) for place, item in enumerate(_checked(value, list, "a list", depth))]
 
 
 def _any(value: Any, depth: int) -> Any:
@@ -209,7 +209,7 @@ def _whole(value: Any, depth: int) -> int:
     if type(value) is not int:
         raise _wrong(value, NAMES[int])
     if not -(2**63) <= value < 2**63:
-        raise _Refused(f"has {value.bit_length()} bits; a whole number has 64 at most")
+        raise _Refused(f"has {value.bit_length()} bits; a whole number has at most 64")
     return value
 
 
@@ -217,7 +217,7 @@ def _number(value: Any, depth: int) -> int | float:
     if type(value) is float and math.isfinite(value):
         return value
     if type(value) is not int:
-        raise _Refused(f"is {value}, which is no number") if type(value) is float else _wrong(value, NAMES[float])
+        raise _Refused(f"is {value}, which is not a number") if type(value) is float else _wrong(value, NAMES[float])
     if abs(value) < 2**63:
         return value
     try:
@@ -230,7 +230,7 @@ def _checked(value: Any, kind: type, name: str, depth: int) -> Any:
     if not isinstance(value, kind):
         raise _wrong(value, name)
     if depth > MAX_DEPTH:
-        raise _Refused(f"has lists and objects that are more than {MAX_DEPTH} deep")
+        raise _Refused(f"has lists and objects nested more than {MAX_DEPTH} deep")
     return value
 
 

@@ -1,7 +1,7 @@
-"""Keeps secrets out of what a run writes and says.
+"""Keeps secrets out of the files and messages of a run.
 
-Values are redacted before they are put into JSON, YAML or HTML, where quotes and line breaks are written otherwise and long
-texts are folded; text that others have written is searched for those forms too. Time is linear in the text.
+Values are redacted before they are written as JSON, YAML or HTML, which escape quotes and line breaks and fold long text.
+Text from other sources is also searched for the escaped forms. Time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SECRET_NAMES = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|WEBHOOK|(?:^|_)(?:KEY|PASS|PAT|DSN)$",
     re.IGNORECASE,
 )
-SHORTEST = 8  # characters: shorter values are too likely to be something else
-SHORTEST_LINE = 16  # of a secret of several lines, as a private key
+SHORTEST = 8  # characters; shorter values probably match unrelated text
+SHORTEST_LINE = 16  # characters of a line of a multi-line secret, such as a private key
 HIDDEN = "***"
 _ADDRESS = re.compile(r"(://)[^/@\s]+@")
 _PARAMETER = re.compile(r"([?&][\w-]+=)[^&\s]+")
@@ -28,28 +28,28 @@ _SECRET_PARAMETER = re.compile(r"token|secret|password|key|signature", re.IGNORE
 
 
 def redacted(text: str) -> str:
-    """Text without the credentials in addresses (scheme://user:password@host, ?token=...) and without the values of
-    environment variables whose names speak of secrets.
+    """Removes credentials in addresses (scheme://user:password@host, ?token=...) from a text, and the values of environment
+    variables whose names suggest secrets.
     """
     text = _ADDRESS.sub(rf"\1{HIDDEN}@", text)
-    text = _PARAMETER.sub(lambda found: found[1] + HIDDEN if _SECRET_PARAMETER.search(found[1]) else found[0], text)
+    text = _PARAMETER.sub(lambda match: match[1] + HIDDEN if _SECRET_PARAMETER.search(match[1]) else match[0], text)
     secrets = _secrets_pattern(_secrets())
     return secrets.sub(HIDDEN, text) if secrets else text
 
 
 def redacted_values(value: Any) -> Any:
-    """The same for every text within lists and mappings, names included."""
+    """Applies `redacted` to every text within lists and mappings, including keys."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
-        return {redacted_values(name): redacted_values(one) for name, one in value.items()}
+        return {redacted_values(key): redacted_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redacted_values(one) for one in value]
+        return [redacted_values(item) for item in value]
     return value
 
 
 def _secrets() -> tuple[str, ...]:
-    """Values of this process's environment that are secret; the path of a file is none."""
+    """Secret values in the environment of this process. Paths of existing files do not count as secrets."""
     values = [os.environ.get(name, "") for name in os.environ if _speaks_of_secrets(name)]
     return tuple(value for value in sorted(values) if len(value) >= SHORTEST and not os.path.exists(value[:4096]))
 
@@ -62,12 +62,12 @@ def _speaks_of_secrets(name: str) -> bool:
 @lru_cache(maxsize=4)
 def _secrets_pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
     forms = {form for value in values for form in _forms(value) if len(form) >= SHORTEST}
-    # Longest first, so that none hides a part of another.
+    # Longest first, because a shorter secret may be part of a longer one.
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
 
 def _forms(value: str) -> Iterator[str]:
-    """A secret as it is, as others write it, and its longer lines."""
+    """A secret verbatim, in escaped forms, and its longer lines."""
     yield from (value, value.strip(), repr(value)[1:-1], value.replace("'", "''"))
     yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
     yield from (

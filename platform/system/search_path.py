@@ -1,7 +1,7 @@
-"""Where Python looks for modules: the folders of a user's files come first, tandem's own sources not at all.
+"""Manages `sys.path`: the folders of a user's files come first, and tandem's own source folders are removed.
 
-`python launch/main.py` puts `launch/` on `sys.path`, from where it reaches whatever is started, so that a user's
-`import settings` would find `launch/settings.py`. Tandem itself is only ever imported as `tandem.*`.
+`python launch/main.py` puts `launch/` on `sys.path`, and started processes inherit it. A user's `import settings` would
+then find `launch/settings.py`. Tandem itself is imported only as `tandem.*`.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("platform", "workers", "conf", "launch")
 _users: list[str] = []
-_hidden: dict[str, ModuleType] = {}  # what libraries have loaded under the name of a user's file
+_hidden: dict[str, ModuleType] = {}  # modules of libraries that have the same name as a user's file
 
 
 def without_sources(entries: Sequence[str], asked_for: str = "") -> list[str]:
-    """The entries of a `sys.path` but for tandem's folders, and its root unless it is one of those `asked_for`.
+    """The entries of a `sys.path` without tandem's folders, and without its root unless `asked_for` contains the root.
 
-    `asked_for` is a value of PYTHONPATH. Empty entries, the working folder, become its path.
+    `asked_for` is a value of PYTHONPATH. An empty entry stands for the working folder and is replaced by its path.
     """
-    own = {ROOT / folder for folder in (*FOLDERS, "benchmarks", "tests")}
+    sources = {ROOT / folder for folder in (*FOLDERS, "benchmarks", "tests")}
     if ROOT not in (Path(entry).resolve() for entry in asked_for.split(os.pathsep) if entry):
-        own.add(ROOT)
+        sources.add(ROOT)
     absolute = [entry or os.getcwd() for entry in entries]
-    return [entry for entry in absolute if Path(entry).resolve() not in own]
+    return [entry for entry in absolute if Path(entry).resolve() not in sources]
 
 
 def forget_script_folder() -> None:
-    """Takes tandem's folders off `sys.path` of this process, where running one of their files as a script puts them."""
-    own = {ROOT / folder for folder in FOLDERS}
-    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() not in own]
+    """Removes tandem's folders from `sys.path` of this process. Running a file as a script adds its folder."""
+    sources = {ROOT / folder for folder in FOLDERS}
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() not in sources]
 
 
 def put_first(folder: Path) -> None:
-    """Makes a user's folder the first that this process looks into, from now on."""
+    """Puts a user's folder first on `sys.path` of this process."""
     entry = str(folder)
     if entry in sys.path:
         sys.path.remove(entry)
@@ -48,9 +48,9 @@ def put_first(folder: Path) -> None:
 
 @contextmanager
 def users_set_aside() -> Iterator[None]:
-    """For what is ours after `put_first`: a user's file may be called as a module that a library needs.
+    """Hides user modules from tandem's own code after `put_first`: a user's file may shadow a module of a library.
 
-    The body sees no module of a user, and a user none of the same name that was loaded in the body.
+    The body sees no user modules. Modules with the same name that the body loads are hidden from user code.
     """
     if not _users:
         yield

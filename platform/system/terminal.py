@@ -1,4 +1,4 @@
-"""What a person is shown: no secrets, and no character that steers a terminal or hides what is written."""
+"""Makes text safe to show: removes secrets and escapes characters that control a terminal or hide text."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from tandem.platform.system.redact import redacted
 
 STEERING = re.compile(
     "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for newline and tab: ESC, CSI, carriage return, backspace, ...
-    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # unseen
-    "\ud800-\udfff\ufffe\uffff"  # no characters at all: halves of pairs, as in file names that are no UTF-8
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters except newline and tab: ESC, CSI, carriage return, backspace, ...
+    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible
+    "\ud800-\udfff\ufffe\uffff"  # not characters: half surrogate pairs, as in file names that are not UTF-8
     "]"
 )
 
 
 def shown(value: object) -> str:
-    """A value as text that may be shown: without secrets, what is unseen or steers as \\x1b, \\u202e and so on."""
-    return STEERING.sub(lambda found: _code(ord(found[0])), redacted(str(value)))
+    """A value as text that is safe to show: without secrets, invisible and control characters as \\x1b, \\u202e etc."""
+    return STEERING.sub(lambda match: _code(ord(match[0])), redacted(str(value)))
 
 
 def one_line(value: object) -> str:
-    """The same in one line, for the cell of a table."""
+    """The result of `shown` in one line, for a table cell."""
     return shown(value).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def say(value: object, *, error: bool = False, end: str = "\n") -> None:
-    """Writes a value to standard output, or standard error, as text that may be shown; what the encoding of the terminal
-    lacks is written as \\uXXXX.
+    """Writes a value to standard output or standard error, made safe by `shown`. Characters that the terminal's encoding
+    lacks are written as \\uXXXX.
     """
     to = sys.stderr if error else sys.stdout
     encoding = getattr(to, "encoding", None) or "utf-8"

@@ -1,4 +1,4 @@
-"""Numbers, tables and suggestions as text."""
+"""Formats numbers, tables and suggestions as text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word that is most like this one; None if none is at least `cutoff` alike (0 to 1)."""
+    """The known word most similar to `word`; None if no similarity reaches `cutoff` (0 to 1)."""
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """'. Did you mean x?' for the nearest known word, or nothing."""
-    found = nearest(word, known, cutoff)
-    return f". Did you mean {found}?" if found else ""
+    """'. Did you mean x?' for the nearest known word, or an empty text."""
+    suggestion = nearest(word, known, cutoff)
+    return f". Did you mean {suggestion}?" if suggestion else ""
 
 
 def shorten(text: str, limit: int = 80) -> str:
@@ -24,7 +24,7 @@ def shorten(text: str, limit: int = 80) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """12345678 as '11.8 MiB'."""
+    """Formats a number of bytes. Example: 12345678 gives '11.8 MiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"

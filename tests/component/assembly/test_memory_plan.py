@@ -62,7 +62,7 @@ def test_what_is_chosen_fits_and_twice_as_much_does_not(monkeypatch: pytest.Monk
 
 
 def test_too_little_memory_for_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="one sequence of 96 tokens needs"):
+    with pytest.raises(ConfigError, match="one sequence of 96 tokens, with everything else"):
         settled(config(), None, monkeypatch, room=2 * MIB)
 
 

@@ -58,7 +58,7 @@ def test_what_is_allowed_is_a_setting() -> None:
 
 @pytest.mark.parametrize("argument", ["arms=" + "[" * 100_000 + "]" * 100_000, "completions=" + "9" * 5000])
 def test_a_plan_that_nobody_can_read_is_refused(argument: str) -> None:
-    with pytest.raises(ConfigError, match=r"are more than 64 deep|cannot be read"):
+    with pytest.raises(ConfigError, match=r"more than 64 deep|cannot be read"):
         load_plan([argument])
 
 

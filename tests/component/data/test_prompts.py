@@ -109,7 +109,7 @@ def test_drop_counts_and_keeps_the_others_in_order() -> None:
 
 
 def test_dropping_everything_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"rows: all 1 prompts .*data\.max_prompt_tokens=2.* leaves none"):
+    with pytest.raises(DataError, match=r"rows: all 1 prompts .*data\.max_prompt_tokens=2.* drops them all"):
         encode("abcd", build(adds_bos=False), 2, "drop")
 
 

@@ -48,7 +48,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
         lambda: open_newest(place),
         lambda: export.export(place, tmp_path / "out"),
     ):
-        with pytest.raises(ConfigError, match="which is no path below its folder"):
+        with pytest.raises(ConfigError, match="which is not a path below its folder"):
             read()  # type: ignore[no-untyped-call]
     assert sorted(tmp_path.rglob("*")) == before
 

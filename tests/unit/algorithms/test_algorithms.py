@@ -72,7 +72,7 @@ def test_parts_of_a_users_own_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("own.py:number", "adv_estimator=.*own.py:number is of type int, no function and no Estimator"),
+        ("own.py:number", "adv_estimator=.*own.py:number is of type int, neither a function nor an Estimator"),
         ("own.py:none", "own.py defines no 'none', which adv_estimator"),
         ("other.py:pairs", "the file of adv_estimator .* does not exist: .*other.py"),
     ],

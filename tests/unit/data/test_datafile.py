@@ -134,12 +134,12 @@ def test_values_are_those_that_json_would_give(tmp_path: Path, values: pyarrow.A
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (pyarrow.array([None, b"\xff\xd8"]), "is bytes that are no UTF-8 text"),
-        (pyarrow.array([None, timedelta(seconds=3)]), "is of type timedelta, which JSON has nothing for"),
-        (pyarrow.array([None, Decimal("123456789012345678.5")]), "is the decimal 123456789012345678.5, of more digits"),
+        (pyarrow.array([None, b"\xff\xd8"]), "is bytes that are not UTF-8 text"),
+        (pyarrow.array([None, timedelta(seconds=3)]), "is of type timedelta, which JSON does not support"),
+        (pyarrow.array([None, Decimal("123456789012345678.5")]), "is the decimal 123456789012345678.5, with more digits"),
         (pyarrow.array([None, 1], pyarrow.timestamp("ns")), "cannot be read: Nanosecond resolution"),
-        (pyarrow.array([0.5, float("nan")]), "is nan, which is no number"),
-        (pyarrow.array([None, [0.5, float("inf")]]), r"at \[1\] is inf, which is no number"),
+        (pyarrow.array([0.5, float("nan")]), "is nan, which is not a number"),
+        (pyarrow.array([None, [0.5, float("inf")]]), r"at \[1\] is inf, which is not a number"),
         (
             pyarrow.array([[], [("a", 1), ("a", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
             "cannot be read: .*'a'",
@@ -179,7 +179,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         ('{"prompt": "p", "answer": 1, "m": {"\\ud800": 1}}', "field 'm' has half a surrogate pair"),
         ('{"prompt": "p", "answer": 1, "\\ud800": 1}', r"the name of field '\\ud800' has half a surrogate pair"),
         ('{"prompt": [{"role": "user", "content": "\\ud800"}], "answer": 1}', r"'prompt' at \[0\]\['content'\] has half"),
-        ('{"prompt": "p", "answer": NaN}', "field 'answer' is nan, which is no number"),
+        ('{"prompt": "p", "answer": NaN}', "field 'answer' is nan, which is not a number"),
         ('{"prompt": "p", "answer": 1, "m": [-Infinity]}', r"field 'm' at \[0\] is -inf"),
         ('{"prompt": "p", "answer": 1e999}', "field 'answer' is inf"),
         ('{"prompt": "p", "prompt": "q", "answer": 1}', "has the key 'prompt' twice"),
@@ -190,9 +190,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         ('{"prompt": "p", "answer": ' + "9" * 5000 + "}", "field 'answer' has a number of 5000 digits; give it as text"),
         (
             '{"prompt": "p", "answer": ' + "[" * 100 + "]" * 100 + "}",
-            "field 'answer' has lists and objects that are more than 64",
+            "field 'answer' has lists and objects nested more than 64",
         ),
-        ('{"prompt": "p", "answer": ' + "[" * 100_000 + "]" * 100_000 + "}", "lists and objects are more than 64 deep"),
+        (
+            '{"prompt": "p", "answer": ' + "[" * 100_000 + "]" * 100_000 + "}",
+            "lists and objects are nested more than 64 deep",
+        ),
         ('{"prompt": "a\0", "answer": 1}', "column 14: not valid JSON"),
         ("\0\0\0", "column 1: not valid JSON"),
         ('\ufeff{"prompt": "a", "answer": 1}', "column 1: not valid JSON"),

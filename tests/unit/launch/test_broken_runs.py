@@ -86,7 +86,7 @@ def test_a_file_where_a_folder_is_expected(folder: Path, capsys: pytest.CaptureF
     (folder / "a" / "samples" / "step-000001.jsonl").unlink()
     (folder / "a" / "samples").rmdir()
     (folder / "a" / "samples").write_text("")
-    check_told(folder, "samples is no folder", capsys)
+    check_told(folder, "samples is not a folder", capsys)
     assert runs.main([f"folder={folder}/a/run.json"]) == 2
     assert "run.json: cannot be read" in capsys.readouterr().err
 

@@ -45,7 +45,7 @@ def test_names_that_lead_elsewhere(folder: Path, name: str, capsys: pytest.Captu
         assert runs.main([*arguments, f"folder={folder / 'a'}"]) == 2
     config, _ = compose([])
     config.run.name = name
-    with pytest.raises(ConfigError, match=r"run\.name=.* is to be the name of a folder"):
+    with pytest.raises(ConfigError, match=r"run\.name=.* must be a valid folder name"):
         validate(config)
     assert "Traceback" not in capsys.readouterr().err
 

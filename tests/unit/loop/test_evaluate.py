@@ -128,7 +128,7 @@ def test_accuracy_is_what_the_verifier_says_and_the_reward_stands_beside_it() ->
     assert metrics["eval/held/reward"] == pytest.approx((0 + 0.25 + 0.5 + 0.75) / 4)
     assert measured()["eval/held/greedy"] == pytest.approx(0.375)
     assert "eval/held/reward" not in measured()
-    with pytest.raises(RewardError, match=r"the verifier 'length' gave 9; .* Set eval\.function"):
+    with pytest.raises(RewardError, match=r"the verifier 'length' returned 9; .* Set eval\.function"):
         measured(verifier="length")
 
 

@@ -63,7 +63,7 @@ def test_the_run_s_optimizer_steps_are_counted() -> None:
 
 
 def test_a_run_that_is_over_before_its_warm_up_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"actor\.lr_warmup_steps=10 optimizer steps leave none of the 10 of"):
+    with pytest.raises(ConfigError, match=r"actor\.lr_warmup_steps=10 takes all 10 optimizer steps"):
         scheduled("actor.lr_warmup_steps=10")
     config = scheduled("actor.lr_warmup_steps=9")
     assert rate_factor(replace(config.actor))(9) == 1.0

@@ -125,7 +125,7 @@ def test_advice_is_accepted_and_ends_the_message(overrides: list[str], ways: lis
 
 def _of_the_settings_themselves(text: str) -> bool:
     """That a cut distribution is not the one trained is said of top_p and top_k whatever else is set."""
-    return "cut the distribution" in text
+    return "truncate the sampling distribution" in text
 
 
 @pytest.mark.parametrize(("overrides", "ways"), CASES, ids=NAMES)

@@ -63,10 +63,10 @@ def test_not_even_one_sequence() -> None:
     with pytest.raises(ConfigError) as caught:
         settled_tokens(config(), lambda rows: rows * 90 * MIB, Room(100 * MIB, "each GPU"))
     text = str(caught.value)
-    assert "one sequence of 256 tokens needs 90.0 MiB" in text
-    assert "each GPU, which has 85.0 MiB to use of 100.0 MiB" in text
+    assert "one sequence of 256 tokens, with everything else in the memory of each GPU, needs 90.0 MiB" in text
+    assert "but 85.0 MiB of 100.0 MiB are usable" in text
     assert "Set model.gradient_checkpointing=true" in text
-    assert "set train.max_tokens_per_microbatch=256 to try it all the same" in text
+    assert "set train.max_tokens_per_microbatch=256 to try it anyway" in text
 
 
 @pytest.mark.parametrize(

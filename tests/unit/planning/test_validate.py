@@ -79,7 +79,7 @@ def test_all_problems_are_told_at_once() -> None:
 def test_group_estimator_with_a_group_of_one() -> None:
     text = refused(adv_estimator="grpo", rollout__samples_per_prompt=1)
     assert "adv_estimator=grpo" in text
-    assert "at least 2 of them, but rollout.samples_per_prompt=1" in text
+    assert "at least 2 samples, but rollout.samples_per_prompt=1" in text
     assert "Set rollout.samples_per_prompt=2 or more, or adv_estimator=gae" in text
     assert validate(config(adv_estimator="gae", rollout__samples_per_prompt=1)) == []
 
@@ -146,7 +146,7 @@ def test_settings_of_an_engine_that_is_not_used_are_named() -> None:
     [warning] = validate(config(rollout__engine="hf"), given)
     assert warning == "rollout.kv_cache_gb, rollout.prefix_caching: not read, since rollout.engine=hf"
     [warning] = validate(config(), given)
-    assert warning.endswith("read by vLLM alone, which rollout.engine=auto takes only on a GPU")
+    assert warning.endswith("read only by vLLM, which rollout.engine=auto uses only on a GPU")
     assert validate(config(rollout__engine="vllm"), given) == []
 
 
@@ -158,7 +158,7 @@ def test_settings_of_ray_without_ray_are_named() -> None:
     assert validate(config(), given) == []
     joined = config(cluster__address="10.0.0.1:6379")
     assert validate(joined, {"cluster.num_cpus"}) == [
-        "cluster.num_cpus: not read, since cluster.address=10.0.0.1:6379 is joined as it is"
+        "cluster.num_cpus: not read, since the run joins the cluster at cluster.address=10.0.0.1:6379"
     ]
 
 
@@ -241,7 +241,7 @@ def test_settings_that_are_not_read_are_warned_of() -> None:
 
 
 def test_a_reward_function_may_not_hide_a_metric() -> None:
-    assert "the metric reward/mean means something else" in refused(reward__function="own.py:mean")
+    assert "the metric reward/mean is reserved" in refused(reward__function="own.py:mean")
     assert "reward/unscorable_error means" in refused(reward__function="own.py:unscorable_error")
     assert validate(config(reward__function="own.py:meaning")) == []
 
@@ -266,12 +266,12 @@ def test_trackers_and_the_best_checkpoints() -> None:
         validate(bad)
     text = str(caught.value)
     assert "tracking.sinks: wandbb is not one of tensorboard, wandb, mlflow. Did you mean wandb?" in text
-    assert "each can be named once" in text
-    assert "checkpoint.every=10 and eval.every=4 steps they have none" in text
+    assert "name each tracker only once" in text
+    assert "checkpoint.every=10 and eval.every=4 steps some have no evaluation" in text
 
 
 @pytest.mark.parametrize("name", ["x::y", "..", "a/b", "", "two words"])
 def test_a_run_is_named_like_a_folder(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"run\.name=.* is to be the name of a folder"):
+    with pytest.raises(ConfigError, match=r"run\.name=.* must be a valid folder name"):
         validate(config(run__name=name))
     assert validate(config(run__name="ppo_seed-1.a")) == []

@@ -92,7 +92,7 @@ def test_a_setting_of_what_is_off_is_warned_of(given: str, switch: str) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"rollout__top_p": 0.9}, "cut the distribution"),
+        ({"rollout__top_p": 0.9}, "truncate the sampling distribution"),
         ({"rollout__max_staleness": 1}, "Set algo.correction=truncate"),
         ({"adv_estimator": "opo", "train__minibatches": 2}, "adv_estimator=opo is meant for one"),
         ({"algo__policy_loss": "policy_gradient", "train__epochs_per_batch": 2}, "policy_gradient is meant for one"),
@@ -100,7 +100,7 @@ def test_a_setting_of_what_is_off_is_warned_of(given: str, switch: str) -> None:
         ({"adv_estimator": "grpo_process", "reward__clip": 1.0}, "reward.clip=1.0 changes the reward of a whole response"),
         ({"adv_estimator": "grpo_process", "reward__normalize": "mean_std"}, "lands on its last step"),
         ({"algo__kl_stop": 0.1}, "with train.epochs_per_batch=1"),
-        ({"reward__overlong_penalty": 1.0, "reward__overlong_buffer_tokens": 0}, "never acts"),
+        ({"reward__overlong_penalty": 1.0, "reward__overlong_buffer_tokens": 0}, "has no effect"),
         ({"reward__overlong_penalty": 1.0, "rollout__max_response_tokens": 4}, "rollout.max_response_tokens=4 tokens"),
     ],
 )

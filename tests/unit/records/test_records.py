@@ -205,7 +205,7 @@ def test_samples_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None
     recorder.step(21, {"step": 21.0}, time.time())
     recorder.close("finished")
     [warning] = noted
-    assert f"the samples of step 1 cannot be written (FileError: {tmp_path}/samples is no folder" in warning
+    assert f"cannot write the samples of step 1 (FileError: {tmp_path}/samples is not a folder" in warning
 
 
 def test_an_error_with_half_a_pair_is_in_the_summary(tmp_path: Path) -> None:

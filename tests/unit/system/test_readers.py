@@ -60,11 +60,11 @@ def test_a_record_of_its_type() -> None:
         ({"count": 2**63}, "field 'count' has 64 bits"),
         ({"inners": {}}, "field 'inners' is an object, expected a list"),
         ({"inners": [{"number": 1}, {}]}, r"field 'inners\.1' lacks the field 'number'"),
-        ({"inners": [{"number": math.nan}]}, r"field 'inners\.0\.number' is nan, which is no number"),
+        ({"inners": [{"number": math.nan}]}, r"field 'inners\.0\.number' is nan, which is not a number"),
         ({"inners": [{"number": -math.inf}]}, r"field 'inners\.0\.number' is -inf"),
         ({"inners": [{"number": False}]}, r"field 'inners\.0\.number' is true or false"),
         ({"by_name": {"a": "1"}}, r"field 'by_name\.a' is text, expected a number"),
-        ({"by_name": {3: 1.0}}, "field 'by_name' has the key 3, which is no text"),
+        ({"by_name": {3: 1.0}}, "field 'by_name' has the key 3, which is not text"),
         ({"by_name": {"a": 10**400}}, r"field 'by_name\.a' has 1329 bits, which is too large"),
         ({"is_on": 1}, "field 'is_on' is a number, expected true or false"),
         ({"free": b""}, "field 'free' is bytes, expected text"),
@@ -78,7 +78,7 @@ def test_a_field_of_another_type_is_named(changes: dict[str, Any], said: str) ->
 
 @pytest.mark.parametrize("depth", [100, 900])
 def test_what_is_too_deep_is_refused(depth: int) -> None:
-    with pytest.raises(FileError, match="are more than 64 deep"):
+    with pytest.raises(FileError, match="nested more than 64 deep"):
         parsed(parse_json("[" * depth + "]" * depth, "f"), list[Any], "f")
 
 
@@ -186,7 +186,7 @@ def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
     assert read_text(run / "file") == "x"
     with pytest.raises(FileError, match="to is a link"):
         own_folder(run / "to", below=run)
-    with pytest.raises(FileError, match="x is no folder"):
+    with pytest.raises(FileError, match="x is not a folder"):
         own_folder(run / "sub" / "x", below=run)
 
 
@@ -209,6 +209,6 @@ def test_names_that_cannot_be_paths(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "nothing")
     for name in ("..", "/x", "a/../b", "a\\b", "C:x", "a\nb", "a\udcff", "", " a", "x" * 5000):
-        with pytest.raises(FileError, match="which is no path below its folder"):
+        with pytest.raises(FileError, match="which is not a path below its folder"):
             confined(name, "it")
     assert confined("a/b.c", "it") == "a/b.c"
