@@ -80,7 +80,7 @@ class Attacker(SilentDisplay):
 def main() -> int:
     """Runs with the attacker as the display."""
     plan = json.loads(sys.argv[1])
-    launch_run.make_display = lambda tracking: Attacker(plan["attacks"])
+    launch_run.make_display = lambda tracking, hidden: Attacker(plan["attacks"])
     config, given = compose(plan["overrides"])
     validate(config, given)
     return launch_run.run(config, time.time())

@@ -274,7 +274,7 @@ def test_a_cut_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 def test_whatever_a_grader_says_of_an_answer_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandem.platform.data import rows as data
+    from tandem.platform.rewards import answers as data
 
     def overflows(sample: Any) -> float:
         raise OverflowError("too large")

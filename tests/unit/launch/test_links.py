@@ -54,7 +54,7 @@ def test_names_that_are_too_long(folder: Path, capsys: pytest.CaptureFixture[str
     assert runs.main(["show", "x" * 300, f"folder={folder}"]) == 2
     assert report.main(["x" * 300]) == 2
     config, _ = compose([f"run.name='{'é' * 101}'"])
-    with pytest.raises(ConfigError, match=r"has 202 bytes\. Give it 200 at most"):
+    with pytest.raises(ConfigError, match=r"has 202 bytes\. Use at most 200"):
         validate(config)
 
 
