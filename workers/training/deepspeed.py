@@ -1,6 +1,6 @@
 """The training backend: DeepSpeed, on CPU over gloo and on CUDA over NCCL.
 
-`TrainerBackend` is what the actor and the critic ask for; another engine is another class with these methods.
+The actor and the critic depend only on `TrainerBackend`; another training engine is another class with these methods.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tandem.workers.models.loading import saved_tensors, set_buffer
 from tandem.workers.training.state import TrainingState
 
 CPU = torch.device("cpu")
-LARGEST_REDUCTION = 500_000_000  # elements; DeepSpeed's own choice
+LARGEST_REDUCTION = 500_000_000  # elements; DeepSpeed's default
 
 Objective = Callable[[Callable[..., Any], TrainBatch], LossOutput]
-"""(forward pass of the model, micro-batch on the device) -> its part of the loss of the mini-batch."""
+"""(forward pass of the model, micro-batch on the device) -> its share of the mini-batch's loss."""
 
 
 class TrainerBackend(Protocol):
@@ -38,49 +38,49 @@ class TrainerBackend(Protocol):
     device: torch.device
 
     def forward(self, **inputs: Any) -> Any:
-        """The model's forward pass in evaluation mode; with more than one rank, all call it equally often."""
+        """The model's forward pass in evaluation mode. All ranks must call it the same number of times."""
         ...
 
     def step(self, parts: Sequence[TrainBatch], objective: Objective) -> Totals:
-        """One optimizer step over the micro-batches of one mini-batch; all ranks give equally many."""
+        """Takes one optimizer step over the micro-batches of one mini-batch; all ranks pass the same number."""
         ...
 
     def gradient_noise(self, halves: Sequence[Sequence[TrainBatch]], objective: Objective) -> Totals:
-        """How much the gradients of two halves of a batch differ; nothing is moved. All ranks give equally many parts."""
+        """Measures how much the gradients of two batch halves differ. No weight changes. All ranks pass as many parts."""
         ...
 
     def agree(self, count: int) -> int:
-        """The largest `count` of all ranks."""
+        """The largest `count` over all ranks."""
         ...
 
     def named_weights(
         self, bucket_bytes: int, device: torch.device = CPU, everywhere: bool = False
     ) -> Iterator[dict[str, Tensor]]:
-        """Whole weights and saved buffers on `device` in parts of about `bucket_bytes`, on rank 0 or `everywhere`; empty on
-        others.
+        """Yields whole weights and saved buffers on `device`, in buckets of about `bucket_bytes`. The buckets are empty
+        except on rank 0, or on no rank if `everywhere`.
 
-        All ranks iterate. A tensor may be the model's own: it is good until the next `step`.
+        All ranks must iterate. A tensor may share memory with the model, so it is valid only until the next `step`.
         """
         ...
 
     def bucket_count(self, bucket_bytes: int) -> int:
-        """How many parts `named_weights` gives."""
+        """The number of buckets that `named_weights` yields."""
         ...
 
     def offload(self) -> None:
-        """Moves weights, gradients and optimizer into host memory; collective."""
+        """Moves weights, gradients and optimizer state to host memory; collective."""
         ...
 
     def onload(self) -> None:
-        """Moves them back."""
+        """Moves weights, gradients and optimizer state back to the device; collective."""
         ...
 
     def state_parts(self) -> Iterator[dict[str, Tensor]]:
-        """All that training has made, as whole tensors in parts; empty on all ranks but the first. All iterate."""
+        """Yields the training state in parts of whole tensors, which are empty except on rank 0. All ranks must iterate."""
         ...
 
     def state_part_count(self) -> int:
-        """How many parts `state_parts` gives."""
+        """The number of parts that `state_parts` yields."""
         ...
 
     def updates(self) -> int:
@@ -88,24 +88,24 @@ class TrainerBackend(Protocol):
         ...
 
     def begin_load(self, updates: int) -> None:
-        """Prepares for a state that `state_parts` gave after so many updates, on any number of ranks."""
+        """Prepares to load a state that `state_parts` yielded after `updates` updates, on any number of ranks."""
         ...
 
     def load_part(self, part: Mapping[str, Tensor]) -> None:
-        """Takes a part of it; collective."""
+        """Loads one part of the state; collective."""
         ...
 
     def end_load(self, updates: int) -> None:
-        """Training can go on; raises StateError if anything is missing."""
+        """Finishes loading; raises StateError if anything is missing."""
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, gradients, optimizer and activations on this rank, from the tensors themselves; baseline."""
+        """Bytes of weights, gradients, optimizer and activations on this rank, from their tensors, and the baseline."""
         ...
 
 
 class DeepSpeedBackend:
-    """A model in a DeepSpeed engine. Construction is collective: every rank of the role makes one."""
+    """A model in a DeepSpeed engine. Construction is collective over the ranks of the role."""
 
     def __init__(
         self,
@@ -118,12 +118,12 @@ class DeepSpeedBackend:
         device: torch.device,
         rendezvous: tuple[tuple[str, int], Rendezvous | None, float],
     ) -> None:
-        # Without ZeRO DeepSpeed trains bfloat16 with an optimizer that counts a step too many.
+        # Without ZeRO, DeepSpeed trains bfloat16 with an optimizer that counts one step too many.
         self.stage = max(trainer.zero_stage, 1) if config.dtype == "bfloat16" else trainer.zero_stage
         self.name, self.world_size, self._part_bytes = name, rank.world_size, trainer.bucket_mb << 20
         self.device, self.is_first = device, rank.index == 0
-        address, own, timeout_s = rendezvous
-        join_process_group(rank, device, address, own.store if own else None, timeout_s)
+        address, host, timeout_s = rendezvous
+        join_process_group(rank, device, address, host.store if host else None, timeout_s)
         deepspeed = _import_deepspeed(device)
         self._baseline, self._activations = baseline_bytes(device, held=model_bytes(model)), Activations()
         self._gathered = deepspeed.zero.GatheredParameters
@@ -151,7 +151,7 @@ class DeepSpeedBackend:
                 "steps_per_print": None,
             },
         )
-        # With bfloat16 DeepSpeed casts buffers too: rotary frequencies would be off by a turn at position 1000.
+        # With bfloat16, DeepSpeed casts buffers too: rotary embeddings would be off by a full turn at position 1000.
         for name, buffer in buffers.items():
             set_buffer(self.engine.module, name, buffer.to(device))
         self._adam, self._gradient_bytes = adam, 0
@@ -165,8 +165,9 @@ class DeepSpeedBackend:
     def step(self, parts: Sequence[TrainBatch], objective: Objective) -> Totals:
         """See `TrainerBackend.step`.
 
-        DeepSpeed averages gradients over ranks and divides by its accumulation steps. The loss already has the global
-        denominator, so the first is undone with a factor and the second is off: accumulation is driven from here.
+        DeepSpeed averages gradients over ranks and divides them by its accumulation steps. The loss already has the global
+        denominator, so a factor of the world size undoes the average, and this method controls accumulation itself to
+        avoid the division.
         """
         self.engine.train()
         totals, losses = [], list[Tensor]()
@@ -185,7 +186,7 @@ class DeepSpeedBackend:
         loss = float(torch.stack(losses).sum())
         if not (math.isfinite(norm) and math.isfinite(loss)):
             raise TrainingError(
-                f"{self.name}: the gradient norm is {norm}, the loss {loss:g}. The weights are no longer to be trusted. "
+                f"{self.name}: the gradient norm is {norm}, the loss {loss:g}. The weights can no longer be trusted. "
                 f"Lower {self.name}.lr (now {learning_rate:g}) or look for infinite rewards or log-probs in the samples"
             )
         unmoved = frozenset(name for name, value in self._fingerprints().items() if before[name] == value)
@@ -196,8 +197,8 @@ class DeepSpeedBackend:
     def gradient_noise(self, halves: Sequence[Sequence[TrainBatch]], objective: Objective) -> Totals:
         """See `TrainerBackend.gradient_noise`: `gradient_variance`, and `gradient_noise`, its ratio to the squared norm.
 
-        With gradients a and b of the halves, that of the batch is (a + b) / 2, and |a - b|^2 / 4 estimates the trace of its
-        covariance: Var((a + b) / 2) = Var(a) / 2, and E|a - b|^2 = 2 tr Var(a).
+        With gradients a and b of the halves, the batch gradient is (a + b) / 2, and |a - b|^2 / 4 estimates the trace of
+        its covariance: Var((a + b) / 2) = Var(a) / 2, and E|a - b|^2 = 2 tr Var(a).
         """
         self.engine.train()
         first, second = (self._gradient(parts, objective) for parts in halves)
@@ -208,9 +209,9 @@ class DeepSpeedBackend:
         return Totals({f"{prefix}/gradient_variance": (variance, 1.0), **noise}, {})
 
     def _gradient(self, parts: Sequence[TrainBatch], objective: Objective) -> list[Tensor]:
-        """The gradient of the parts' loss over all ranks by parameter, on the CPU; not for ZeRO stage 3.
+        """The gradient of the parts' loss, summed over ranks: a CPU tensor per parameter. Not for ZeRO stage 3.
 
-        Beside the engine, whose own gradients are left alone.
+        The engine's own gradients do not change.
         """
         assert self.stage < 3, "validate() refuses it"
         parameters = [p for p in self.engine.module.parameters() if p.requires_grad]
@@ -229,7 +230,7 @@ class DeepSpeedBackend:
 
     @torch.no_grad()
     def _fingerprints(self) -> dict[str, float]:
-        """A number per trainable tensor, or this rank's shard of it, that any update changes; `<role>: <name>` as keys."""
+        """A number per trainable tensor (or this rank's shard) that any update changes, by `<role>: <name>`."""
         shards = {
             f"{self.name}: {name}": getattr(p, "ds_tensor", p)
             for name, p in self.engine.module.named_parameters()
@@ -254,9 +255,9 @@ class DeepSpeedBackend:
             parameters = [tensor for _, tensor in bucket if isinstance(tensor, nn.Parameter)]
             with self._gathered(parameters, enabled=self.stage == 3):
                 wanted = bucket if self.is_first or everywhere else []
-                # What is gathered from shards goes with the gathering.
+                # A copy: tensors gathered from shards are freed when the gathering ends.
                 whole = {name: p.detach().to(device, copy=self.stage == 3) for name, p in wanted}
-            yield whole  # outside the gathering, which would else last until the next bucket is asked for
+            yield whole  # after the gathering, so the gathered tensors are freed before the caller uses the bucket
 
     def offload(self) -> None:
         """See `TrainerBackend.offload`."""
@@ -276,7 +277,7 @@ class DeepSpeedBackend:
                 self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
-        """All that a model without ZeRO holds; gradients are dropped, they are those of the step before."""
+        """Moves the weights and optimizer state of a model without ZeRO; drops gradients, which the last step has used."""
         for parameter in self.engine.module.parameters():
             parameter.data, parameter.grad = parameter.data.to(device), None
         for state in self._adam.state.values():
@@ -320,7 +321,7 @@ class DeepSpeedBackend:
         weights = [getattr(p, "ds_tensor", p) for p in self.engine.module.parameters()]
         owned = {p.data_ptr() for p in self.engine.module.parameters()}
         groups = [p for group in self._adam.param_groups for p in group["params"]]
-        # Stage 3 lends its float32 copies to the optimizer only while it steps.
+        # In stage 3 the optimizer's parameter groups hold the float32 copies only during a step.
         masters = [p for p in groups if p.data_ptr() not in owned] or getattr(
             self.engine.optimizer, "fp32_partitioned_groups_flat", []
         )
@@ -334,13 +335,13 @@ class DeepSpeedBackend:
         }
 
     def _own_grad_norm(self) -> float | None:
-        """The norm of the reduced gradients where DeepSpeed keeps them whole and measures none; else None."""
+        """The norm of the reduced gradients where they are whole and DeepSpeed does not measure their norm; else None."""
         if self.stage > 0 or self.engine.bfloat16_enabled():
             return None
         return float(torch.nn.utils.get_total_norm(self._gradients()))
 
     def _count_gradients(self) -> int:
-        """Bytes of the gradients on this rank; from stage 2 on a rank keeps its share of them only."""
+        """Bytes of the gradients on this rank; from ZeRO stage 2 on, a rank keeps only its shard."""
         if self.stage < 2:
             return tensor_bytes(self._gradients())
         count = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
@@ -357,7 +358,7 @@ def as_totals(output: LossOutput) -> Totals:
 
 
 def _bucket_elements(parameters: Sequence[Tensor]) -> int:
-    """Gradients that ZeRO reduces at once: no more than there are, or DeepSpeed reserves gigabytes for any model."""
+    """Gradient elements per ZeRO reduction: at most all of them, or DeepSpeed reserves gigabytes for any model."""
     return min(LARGEST_REDUCTION, max(1, sum(parameter.numel() for parameter in parameters)))
 
 
@@ -384,10 +385,10 @@ def _buckets(named: list[tuple[str, Any]], bucket_bytes: int) -> Iterator[list[t
 
 
 def _import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed for this device, without its C++ builds: on CPU its shared-memory op would compile for a minute."""
+    """Imports DeepSpeed for this device without its C++ builds: on CPU, its shared-memory op would compile for a minute."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # Its autotuner, which nothing here uses, would import mlflow for a second where that is installed.
+    # DeepSpeed's autotuner, which is unused here, would import mlflow if installed, which takes a second.
     sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]
     import deepspeed
 
