@@ -39,7 +39,7 @@ WORKERS: dict[str, Any] = {
 
 
 def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
-    """What a rank of each role that the run needs is made from. `path`: the model's folder or hub name."""
+    """The spec of each role that the run needs, by role. `path`: the model's folder or hub name."""
     budget, longest = config.train.microbatch_tokens, config.rollout.max_response_tokens
     timeout_s, temperature = config.cluster.call_timeout_s, config.rollout.temperature
     rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
@@ -82,7 +82,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
 
 
 def files_of(config: Config, path: str, roles: Collection[str]) -> list[NodeFile]:
-    """The files that ranks of these roles read by path, for a policy at `path`; hub names are none."""
+    """The files that ranks of these roles read by path, for a policy at `path`; excludes hub names."""
     rewards = config.reward
     functions = [*rewards.functions, rewards.function, verifier_of(config.eval.function, rewards.functions)]
     models = ("rollout", "actor", "reference", *(() if config.critic.path else ("critic",)))
@@ -93,8 +93,8 @@ def files_of(config: Config, path: str, roles: Collection[str]) -> list[NodeFile
         ("algo.policy_loss", config.algo.policy_loss.rpartition(":")[0], ("actor",)),
         *(("reward.function", spec.rpartition(":")[0], ("reward",)) for spec in functions if spec and ":" in spec),
     ]
-    found = {file: NodeFile(key, file, tuple(r for r in needs if r in roles)) for key, file, needs in named if file}
-    return [file for file in found.values() if file.roles and Path(file.path).exists()]
+    files = {file: NodeFile(key, file, tuple(r for r in needs if r in roles)) for key, file, needs in named if file}
+    return [file for file in files.values() if file.roles and Path(file.path).exists()]
 
 
 def inline_workers(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
@@ -110,20 +110,20 @@ def takes_turns(config: Config, on_gpu: bool) -> bool:
     """Whether engines and trained models take turns on their devices.
 
     Raises:
-        ConfigError: they would, and samples are to be drawn while models train.
+        ConfigError: they would take turns, but rollout.max_staleness asks for sampling during training.
     """
     asked = config.placement.takes_turns
     shared = (on_gpu and config.placement.name == "colocated") if asked is None else asked
     if shared and config.rollout.max_staleness > 0:
         raise ConfigError(
-            "colocated engines sleep while models train, but with rollout.max_staleness="
-            f"{config.rollout.max_staleness} they sample meanwhile. Set rollout.max_staleness=0, or placement=split"
+            "colocated engines sleep while models train, but rollout.max_staleness="
+            f"{config.rollout.max_staleness} needs them to sample meanwhile. Set rollout.max_staleness=0 or placement=split"
         )
     return shared
 
 
 def inline_roles(config: Config, workers: dict[str, Any]) -> Roles:
-    """Workers in this process as the roles that the driver asks."""
+    """The driver's roles, made of workers in this process."""
     on_gpu = workers["actor"].device.type == "cuda"
     return Roles(
         actor=workers["actor"],
@@ -137,7 +137,7 @@ def inline_roles(config: Config, workers: dict[str, Any]) -> Roles:
 
 
 def request_of(config: Config, algorithm: Algorithm, gpu: bool) -> Request:
-    """What the run asks of a cluster; every role with a model gets a device if `gpu`."""
+    """The resources that the run asks for; with `gpu`, every role with a model gets a device."""
     ranks = role_ranks(config, algorithm)
     with_model = [name for name in ranks if name != "reward" or config.reward.model is not None]
     wide = {"rollout": config.rollout.tensor_parallel}
@@ -145,13 +145,13 @@ def request_of(config: Config, algorithm: Algorithm, gpu: bool) -> Request:
 
 
 def placement_here(config: Config, algorithm: Algorithm, on_gpu: bool) -> Placement:
-    """The bundles of the run on a private Ray of this machine, whether or not it has the GPUs for it."""
+    """The placement of the run on a private Ray of this machine, even if this machine has too few GPUs."""
     node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(torch.cuda.device_count())}
     return plan_placement(request_of(config, algorithm, on_gpu), [node])
 
 
 def wants_gpu(config: Config, available: bool) -> bool:
-    """Whether models go on GPUs, where `available` says if there are any."""
+    """Whether models run on GPUs; `available`: whether there are any."""
     return config.trainer.device == "cuda" or (config.trainer.device == "auto" and available)
 
 
@@ -159,10 +159,10 @@ class RayRoles:
     """The roles as Ray actors named `<role>-<rank>`: created at once, ready after `wait`, ended by `close`."""
 
     def __init__(self, config: Config, algorithm: Algorithm, path: str, note: Callable[[str], None]) -> None:
-        """Reserves their places and creates them, without waiting for their models; `note` shows a line.
+        """Reserves resources and creates the actors, without waiting for their models to load; `note` shows a line.
 
         Raises:
-            ConfigError: the cluster has no place for them, or a node lacks a file that they need.
+            ConfigError: the cluster has too few resources, or a node lacks a file that the roles need.
         """
         import ray
 
@@ -180,7 +180,7 @@ class RayRoles:
         homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
         self.placement = sorted_by_node(placement, homes)
         self._nodes = {bundle: (nodes.get(home, "unknown"), home) for bundle, home in homes.items()}
-        # Refused before any model is loaded, which may take minutes.
+        # Checked before models are loaded, which may take minutes.
         tenants: dict[int, list[str]] = {}
         for slot in self.placement.slots:
             tenants.setdefault(slot.bundle, []).append(slot.role)
@@ -190,7 +190,7 @@ class RayRoles:
         self._starting = {name: self._spawn_all(name) for name in self.specs}
 
     def wait(self) -> Roles:
-        """Waits until every rank has loaded its model; raises WorkerFailed naming the one that did not."""
+        """Waits until every rank has loaded its model; WorkerFailed names a rank that did not."""
         from tandem.workers.groups.facades import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup
         from tandem.workers.groups.rollouts import RolloutGroup
 
@@ -235,12 +235,12 @@ class RayRoles:
 
     @property
     def _is_continuous(self) -> bool:
-        """Whether the engine takes new prompts while it runs others."""
+        """Whether the engine accepts new prompts while it samples others."""
         engine: Any = ENGINES[engine_name(self.config.rollout.engine, self.device == "cuda")]
         return bool(engine.continuous)
 
     def _transport(self) -> tuple[str, list[int]]:
-        """How weights reach the replicas, by where they are; and by replica the actor's rank that sends them."""
+        """The weight transport that fits the placement, and for each replica the actor rank that sends to it."""
         actors, replicas = self.placement.of("actor"), self.placement.of("rollout")
         nodes = [self._nodes[slot.bundle][1] for slot in (actors[0], *replicas)]
         in_bundle = {slot.bundle: slot.rank for slot in actors}
@@ -249,12 +249,12 @@ class RayRoles:
         return transport, [partner or 0 if transport == "ipc" else 0 for partner in partners]
 
     def _spawn_all(self, name: str) -> tuple[list[Any], list[Any]]:
-        """Creates the ranks of a role; returns what their process ids and their `start` will give, without waiting."""
+        """Creates the ranks of a role; returns pending calls for their process ids and for `start`."""
         from tandem.workers.groups.calls import Ranks
 
         cluster, spawned = self.config.cluster, [self._spawn(name, rank) for rank in range(len(self.placement.of(name)))]
         handles, homes = [handle for handle, _ in spawned], [home for _, home in spawned]
-        can_restart = name in ("rollout", "reward")  # the others share a process group, or have state of their own
+        can_restart = name in ("rollout", "reward")  # the other roles share a process group or have state
         self.ranks[name] = Ranks(
             name,
             handles,
@@ -273,7 +273,7 @@ class RayRoles:
         return pids, [handle.start.remote() for handle in handles]
 
     def _spawn(self, name: str, rank: int) -> tuple[Any, Any]:
-        """A new actor in the place of this rank, and where it will run; not started yet."""
+        """A new actor for this rank, not started yet, and its home."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -287,18 +287,19 @@ class RayRoles:
             "num_gpus": slot.gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, slot.bundle),
         }
-        if name == "rollout" and self._is_continuous:  # every call that may be queued at the engine, and some to manage it
+        if name == "rollout" and self._is_continuous:  # all calls that may be queued, and some to control it
             calls = QUEUED * self.config.rollout.max_batch_sequences // self.config.rollout.samples_per_prompt
             options["max_concurrency"] = 4 + calls
         if name == "reward":  # a call per prompt, enough to keep all processes busy
             options["max_concurrency"] = 4 + max(64, self.config.reward.processes)
         if name not in self.ranks:  # the name of a dead actor stays taken for a while
             options["name"] = f"{name}-{rank}"
-        own = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")
-        return ray.remote(WORKERS[name]).options(**options).remote(self.specs[name], own), Home(*self._nodes[slot.bundle])
+        place = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")
+        handle = ray.remote(WORKERS[name]).options(**options).remote(self.specs[name], place)
+        return handle, Home(*self._nodes[slot.bundle])
 
     def _start_again(self, name: str, rank: int) -> Any:
-        """Starts a rank that replaces another; says where it runs."""
+        """Starts a replacement rank; returns its home."""
         ranks, timeout_s = self.ranks[name], self.config.cluster.startup_timeout_s
         handle = ranks.handles[rank]
         pid, ready = handle.__ray_call__.remote(process_id), handle.start.remote()

@@ -38,7 +38,7 @@ class Run:
     reward: float | None
     verifier: str | None
     accuracy: float | None
-    memory: float | None  # bytes: the sum of all roles' peaks
+    memory: float | None  # bytes: the peak of all roles together
     who: str
     when: str
     tags: str
