@@ -228,7 +228,7 @@ def test_evaluation_leaves_training_alone_and_is_told_with_its_step(tiny_path: s
         (["data.prompts_per_step=2"], r"data\.prompts_per_step=4, this run has 2"),
         (["adv_estimator=gae"], "has no critic, but adv_estimator needs one"),
         (["checkpoint.resume=never"], "holds a run already"),
-        (["checkpoint.resume=missing/step-000002"], "missing/step-000002 is no whole checkpoint"),
+        (["checkpoint.resume=missing/step-000002"], "missing/step-000002 is not a complete checkpoint"),
     ],
 )
 def test_what_cannot_go_on_is_refused(tiny_path: str, tmp_path: Path, changed: list[str], said: str) -> None:
