@@ -14,13 +14,13 @@ from tandem.platform.system.text import table
 
 USAGE = """usage: python launch/algorithms.py
 
-Prints a table of the algorithms: what each consists of, and its paper."""
+Prints a table of the algorithms with their components and papers."""
 HEAD = ["algo", "critic", "adv_estimator", "policy_loss", "clip", "aggregation"]
 WIDTH, INDENT = 112, " " * 8
 
 
 def algorithms_table() -> str:
-    """One line per file of `conf/algo/` with its parts, and a second one with what it turns on besides, and its paper."""
+    """For each file of `conf/algo/`, a line with its components, and a second line with other switches and its paper."""
     import tandem.conf
 
     files = sorted((Path(tandem.conf.__file__).parent / "algo").glob("*.yaml"))
@@ -30,7 +30,7 @@ def algorithms_table() -> str:
 
 
 def _config(file: Path) -> Config:
-    """The schema's defaults with what the file sets."""
+    """The schema's defaults, overridden by the file."""
     from omegaconf import OmegaConf
 
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(file)))
@@ -59,7 +59,7 @@ def _details(config: Config) -> str:
 
 
 def _beyond(config: Config, algorithm: Algorithm) -> list[str]:
-    """What else an algorithm turns on."""
+    """Descriptions of the other switches that an algorithm turns on."""
     algo, critic = config.algo, config.critic
     switches = [
         (algo.kl_reward_coef > 0, f"KL in the reward ({algo.kl_reward_estimator}, {algo.kl_reward_coef:g})"),

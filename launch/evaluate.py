@@ -1,4 +1,4 @@
-"""Measure a model on held-out data, without training: `python launch/evaluate.py model.path=FOLDER data.eval=FILE`."""
+"""Measures a model on held-out data, without training: `python launch/evaluate.py model.path=FOLDER data.eval=FILE`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ USAGE = """usage: python launch/evaluate.py [model.path=FOLDER] [data.eval=FILE]
 
 Samples responses to held-out prompts and scores them, in this process. Takes the settings of launch/main.py.
 
-  model.path=FOLDER           a model, or what launch/export.py wrote; default: the embedded model
+  model.path=FOLDER           a model, or an export by launch/export.py; default: the embedded model
   data.eval=FILE              .jsonl or .parquet with prompt and answer; data.eval_sets.NAME=FILE for more of them
-  eval.samples_per_prompt=8   sampled responses beside the greedy one: mean, pass@n, majority
+  eval.samples_per_prompt=8   sampled responses besides the greedy one: mean, pass@n, majority
   reward.functions.NAME=1     how responses are scored
   to=FILE                     also write the numbers as JSON"""
 
@@ -39,10 +39,10 @@ def main(arguments: list[str]) -> int:
 
 
 def evaluate(overrides: Sequence[str]) -> dict[str, float]:
-    """The metrics `eval/<set>/...` of the model that the settings name.
+    """The metrics `eval/<set>/...` of the model in the settings.
 
     Raises:
-        ConfigError: a setting that cannot work, or there is no held-out data.
+        ConfigError: a setting cannot work, or there is no held-out data.
     """
     from tandem.launch.assembly import prepare
     from tandem.launch.assembly.roles import role_specs
@@ -57,8 +57,8 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     from tandem.workers.roles.reward import RewardRank
     from tandem.workers.roles.rollout import RolloutWorker
 
-    config, given = compose(overrides)
-    validate(config, given)
+    config, explicit = compose(overrides)
+    validate(config, explicit)
     prepare.check_engine(config)
     display = PlainDisplay(error=True)
     path = prepare.model_path(config, warm_start(display))
@@ -73,11 +73,11 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     try:
         worker.start()
         rewards.start()
-        # Evaluation asks these two alone.
+        # Evaluation uses only these two roles.
         roles = Roles(actor=None, rewards=rewards, rollouts=InlineRollouts(worker))  # type: ignore[arg-type]
         metrics: dict[str, float] = {}
-        for one in sets:
-            metrics |= one.run(roles, config.sampling_seed, step=0)
+        for evaluation in sets:
+            metrics |= evaluation.run(roles, config.sampling_seed, step=0)
         return metrics
     finally:
         rewards.close()

@@ -1,4 +1,4 @@
-"""A run as one page that needs nothing else: `python launch/report.py outputs/NAME` writes `report.html` there."""
+"""Writes a run's report as one self-contained page: `python launch/report.py outputs/NAME` writes `report.html` there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look at the runs of a folder: `python launch/runs.py`, `... show NAME`, `... compare A B`."""
+"""Lists, shows and compares the runs of a folder: `python launch/runs.py`, `... show NAME`, `... compare A B`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT .
   show NAME [--all]           one run: its last numbers, and the settings that differ from the defaults, or all
   compare A B                 settings in which two runs differ, and their last numbers side by side
 
-  folder=FOLDER               where the runs are
+  folder=FOLDER               the folder of the runs
   algo=ppo status=failed ...  only runs with this text in that field: name, algo, status, who, when, tags"""
 
 COLUMNS = ("name", "algo", "status", "step", "reward", "accuracy", "memory", "who", "when")
@@ -35,18 +35,20 @@ def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 shown, 2 not)."""
     whole = "--all" in arguments
     arguments = [argument for argument in arguments if argument != "--all"]
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    folder = Path(given.pop("folder", "outputs"))
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    folder = Path(options.pop("folder", "outputs"))
     asked, *names = [argument for argument in arguments if "=" not in argument] or ["list"]
-    if unknown := sorted(given.keys() - set(FILTERS)):
-        raise ConfigError(f"{unknown[0]}: no such field; there are {', '.join(FILTERS)}")
+    if unknown := sorted(options.keys() - set(FILTERS)):
+        raise ConfigError(f"{unknown[0]}: no such field; expected {', '.join(FILTERS)}")
     if (asked, len(names)) not in (("list", 0), ("show", 1), ("compare", 2)):
         raise ConfigError(f"{' '.join([asked, *names])}: expected list, show NAME, or compare A B")
     for name in names:
         if "/" in confined(name, asked):
-            raise ConfigError(f"{asked} {name}: expected the name of a run in {folder}; folder=FOLDER says where runs are")
+            raise ConfigError(
+                f"{asked} {name}: expected the name of a run in {folder}; folder=FOLDER sets the folder of runs"
+            )
     runs = [read(folder / name) for name in names]
-    say(listing(folder, given) if not runs else show(runs[0], whole) if len(runs) == 1 else compare(*runs))
+    say(listing(folder, options) if not runs else show(runs[0], whole) if len(runs) == 1 else compare(*runs))
     return 0
 
 
@@ -54,7 +56,7 @@ def listing(folder: Path, wanted: Mapping[str, str]) -> str:
     """A table of the runs of a folder, newest last; only those with the wanted texts in their fields.
 
     Raises:
-        ConfigError: it is no folder.
+        ConfigError: `folder` is not a folder.
     """
     runs, left_out = [], []
     for path in _folders(folder):
@@ -71,7 +73,7 @@ def listing(folder: Path, wanted: Mapping[str, str]) -> str:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders in a folder that hold settings, as those of runs do."""
+    """The subfolders that hold settings, and so are runs."""
     try:
         return sorted(path for path in folder.iterdir() if os.path.lexists(path / "config.yaml"))
     except FileNotFoundError:
@@ -81,7 +83,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def show(run: Run, whole: bool = False) -> str:
-    """One run: its facts, its last numbers, and the settings that differ from the defaults, or all of them."""
+    """One run: its facts, its last metrics, and the settings that differ from the defaults, or all settings."""
     head = [[column, _cell(column, getattr(run, column))] for column in (*COLUMNS, "tags")]
     if run.error:
         head.append(["error", run.error])
@@ -91,7 +93,7 @@ def show(run: Run, whole: bool = False) -> str:
 
 
 def compare(one: Run, other: Run) -> str:
-    """Settings in which two runs differ, then their numbers side by side."""
+    """The settings in which two runs differ, then their last metrics side by side."""
     names = [one.name, other.name]
     different = [
         [key, *(str(run.settings.get(key, "-")) for run in (one, other))]
@@ -108,10 +110,10 @@ def compare(one: Run, other: Run) -> str:
 
 
 def _chosen(run: Run) -> dict[str, float | None]:
-    """The numbers worth a look."""
+    """The main metrics of a run."""
     numbers = run.numbers
     hidden = ("_low", "_high", "_unscorable")
-    evals = [key for key, found in held_out(numbers).items() if not found.measure.endswith(hidden)]
+    evals = [key for key, metric in held_out(numbers).items() if not metric.measure.endswith(hidden)]
     memory = [key for key in numbers if (memory_key(key) or ("", ""))[1] == "peak"]
     return {key: numbers[key] for key in ("step", *NUMBERS, *evals, *memory) if key in numbers}
 
@@ -137,7 +139,7 @@ def _difference(one: float | None, other: float | None) -> str:
 
 
 def _table(texts: Sequence[Sequence[str]]) -> str:
-    """What files of runs hold is shown as one line a cell."""
+    """A table with one line per cell, whatever text the files of runs contain."""
     return table([[one_line(text) for text in row] for row in texts], indent="")
 
 

@@ -1,4 +1,4 @@
-"""`dry_run=true`: the plan of a run, without starting anything."""
+"""`dry_run=true`: prints the plan of a run without starting it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tandem.workers.models.tiny import describe_tiny
 def dry_run(config: Config, note: Callable[[str], None]) -> str:
     """The plan as text: data, batch table, roles, bundles, estimated memory, versions.
 
-    Data, the model's files besides its weights, and reward functions are read, so that what a run would refuse at its
-    start is refused here; Ray is not started, and no weight is loaded.
+    Reads data, reward functions, and the model's files other than weights, so that it raises the errors of a run's start.
+    Does not start Ray or load weights.
 
     Args:
         note: shows a line.
 
     Raises:
-        ConfigError, DataError: the run could not start, and why.
+        ConfigError, DataError: the run could not start; the message says why.
     """
     algorithm = algorithm_of(config)
     prepare.check_engine(config)
@@ -57,7 +57,7 @@ def data_table(data: prepare.Inputs) -> str:
     """The training data and the held-out sets, with their first and last prompts."""
     rows = [["set", "prompts", "tokens each", "first", "last"]]
     sets = [("train", [row.ids for row in data.source.rows], [row.text for row in data.source.rows])]
-    sets += [(found.name, [p.ids for p in found.prompts], [p.text for p in found.prompts]) for found in data.evaluations]
+    sets += [(held.name, [p.ids for p in held.prompts], [p.text for p in held.prompts]) for held in data.evaluations]
     for name, ids, texts in sets:
         lengths = sorted(map(len, ids))
         shown = [repr(shorten(text, 40)) for text in (texts[0], texts[-1])]
@@ -66,14 +66,14 @@ def data_table(data: prepare.Inputs) -> str:
 
 
 def _check_rewards(config: Config) -> None:
-    """Loads the reward functions as a run does, in processes of their own.
+    """Loads the reward functions in separate processes, as a run does.
 
     Raises:
-        ConfigError, RewardError: one cannot be loaded.
+        ConfigError, RewardError: a function cannot be loaded.
     """
     from tandem.workers.roles.reward import RewardSpec, RewardWorker
 
-    reward = replace(config.reward, model=None)  # whose files are checked with the policy's
+    reward = replace(config.reward, model=None)  # its files are checked with the policy's
     if reward.functions or reward.function:
         verifier = verifier_of(config.eval.function, config.reward.functions)
         RewardWorker(RewardSpec(replace(reward, processes=1), verifier=verifier)).close()

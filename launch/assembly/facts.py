@@ -1,4 +1,4 @@
-"""Who made a run, when, with what: for its folder and its trackers."""
+"""Facts about a run for its folder and its trackers: who started it, when, and with what."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.platform.system.redact import redacted_values
 
 
 def about(config: Config, started_at: float) -> dict[str, Any]:
-    """What `run.json` holds."""
+    """The content of `run.json`."""
     verifier = verifier_of(config.eval.function, config.reward.functions)
     return {
         "run": config.run.name,
@@ -32,7 +32,7 @@ def about(config: Config, started_at: float) -> dict[str, Any]:
 
 
 def for_trackers(config: Config, folder: Path, started_at: float) -> dict[str, Any]:
-    """The same with the resolved settings, the versions, and where trackers write."""
+    """As `about`, with the resolved settings, the versions, and the places where trackers write."""
     tracking = config.tracking
     online = tracking.wandb == "online" or (tracking.wandb == "auto" and bool(os.environ.get("WANDB_API_KEY")))
     return {
@@ -49,5 +49,5 @@ def for_trackers(config: Config, folder: Path, started_at: float) -> dict[str, A
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number without a name
+    except (KeyError, OSError):  # in a container the user id may have no name
         return str(os.getuid())

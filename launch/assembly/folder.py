@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, and never one in which another run has left results."""
+"""The folder of a run: creates it, and refuses a folder with the results of another run."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tandem.platform.system.readers import read_object
 from tandem.platform.system.redact import redacted_values
 
 ATTEMPTS = "attempts"
-"""Below a run's folder: the records of attempts that ended without a checkpoint."""
+"""Subfolder for the records of attempts that ended without a checkpoint."""
 
 
 def name_run(config: Config, started_at: float) -> None:
-    """Fills in run.name."""
+    """Sets run.name if it is missing."""
     if config.run.name is None:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started_at))
         config.run.name = f"{config.algo.name}-seed{config.run.seed}-{stamp}-{os.getpid()}"
 
 
 def folder_of(config: Config) -> Path:
-    """Where the records of the run are."""
+    """The folder of the run's records."""
     return Path(config.run.dir) / str(config.run.name)
 
 
@@ -47,13 +47,13 @@ def make_folder(
     found: Checkpoint | None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """The run's folder with `config.yaml`, `versions.json` and `run.json`.
+    """Creates the run's folder with `config.yaml`, `versions.json` and `run.json`.
 
-    The records of an attempt that ended before its first checkpoint are moved into `attempts/`.
+    Moves the records of an attempt that ended before its first checkpoint into `attempts/`.
 
     Raises:
-        ConfigError: the folder or `checkpoint.dir` holds another run; or this run, which could go on from its newest
-            checkpoint and does not.
+        ConfigError: the folder or `checkpoint.dir` holds another run; or it holds this run, but the settings do not resume
+            from its newest checkpoint.
     """
     folder = folder_of(config)
     checkpoints.run = _identity(folder, checkpoints, found)
@@ -61,14 +61,14 @@ def make_folder(
     if not _goes_on(checkpoints, found, folder):
         if checkpoints.has_any():
             raise ConfigError(
-                f"{checkpoints.root} holds a run already, and with {resume} this one does not go on from its newest "
-                "checkpoint. Set another run.name, to begin anew or to branch off"
+                f"{checkpoints.root} holds a run already, and with {resume} this run does not resume from its newest "
+                "checkpoint. Set another run.name to start over or to branch off"
             )
         _refuse_results(folder)
         _set_aside(folder, note)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        follow_umask(folder)  # also where it was shared otherwise before
+        follow_umask(folder)  # the folder may exist with other permissions
         (folder / "summary.json").unlink(missing_ok=True)
         write_text(folder / "config.yaml", settings_yaml(config))
         write_json(folder / "versions.json", versions())
@@ -80,7 +80,7 @@ def make_folder(
 
 
 def _facts(config: Config, started_at: float, run_id: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """What `run.json` holds. `before`: what it held; a run that goes on began when it says, and was continued now."""
+    """The new content of `run.json`. `before`: its old content, which keeps the start time of a resumed run."""
     facts = {**about(config, started_at), "id": run_id}
     if before.get("id") != run_id or not isinstance(before.get("started_at"), str):
         return facts
@@ -88,7 +88,7 @@ def _facts(config: Config, started_at: float, run_id: str, before: Mapping[str, 
 
 
 def _goes_on(checkpoints: Checkpoints, found: Checkpoint | None, folder: Path) -> bool:
-    """Whether the run goes on in its own course: from its newest checkpoint, here or where they were kept before."""
+    """Whether the run resumes from its own newest checkpoint, in the current or a previous checkpoint folder."""
     if checkpoints.is_newest(found):
         return True
     if found is None or checkpoints.has_any():
@@ -98,10 +98,10 @@ def _goes_on(checkpoints: Checkpoints, found: Checkpoint | None, folder: Path) -
 
 
 def _identity(folder: Path, checkpoints: Checkpoints, found: Checkpoint | None) -> RunIdentity:
-    """What tells the run from others of its name.
+    """The identity of the run, which distinguishes it from others with the same name.
 
     Raises:
-        ConfigError: the checkpoint found in the run's own place was written by another run.
+        ConfigError: another run wrote the checkpoint found in this run's checkpoint folder.
     """
     known, here = _known_id(folder), str(folder.absolute())
     writer = found.manifest.run if found else None
@@ -110,35 +110,35 @@ def _identity(folder: Path, checkpoints: Checkpoints, found: Checkpoint | None) 
     if writer.id != known if known else writer.folder != here:
         raise ConfigError(
             f"{checkpoints.root} holds the checkpoints of another run of this name, with its records in {writer.folder}. "
-            "Set another run.name; to branch off from them, set checkpoint.resume to the path of one besides"
+            "Set another run.name; to branch off from them, set checkpoint.resume to the path of one of them too"
         )
     return RunIdentity(writer.id, here)
 
 
 def _known_id(folder: Path) -> str | None:
-    """The id of the run that has its records in a folder; None where nothing tells."""
-    found = _object(folder / "run.json").get("id")
-    return found if isinstance(found, str) else None
+    """The id of the run that has its records in a folder; None if unknown."""
+    run_id = _object(folder / "run.json").get("id")
+    return run_id if isinstance(run_id, str) else None
 
 
 def _refuse_results(folder: Path) -> None:
-    """Refuses a folder with a finished run whose checkpoints are gone.
+    """Refuses a folder with a finished run, or with a run that has other checkpoints.
 
     Raises:
-        ConfigError: what is there.
+        ConfigError: the folder holds such a run.
     """
     if _object(folder / "summary.json").get("status") == "finished":
         raise ConfigError(f"{folder} holds a finished run. Set another run.name, or move the folder away")
-    own = Checkpoints(str(folder / CHECKPOINTS), keep=1)
-    if newest := own.newest():
+    previous = Checkpoints(str(folder / CHECKPOINTS), keep=1)
+    if newest := previous.newest():
         raise ConfigError(
-            f"{folder} holds a run whose checkpoints are in {own.root}. To go on from there, set "
-            f"checkpoint.resume={newest}; to begin anew, set another run.name"
+            f"{folder} holds a run whose checkpoints are in {previous.root}. To resume it, set "
+            f"checkpoint.resume={newest}; to start over, set another run.name"
         )
 
 
 def _set_aside(folder: Path, note: Callable[[str], None]) -> None:
-    """Moves the records of an attempt out of the way, if it measured anything."""
+    """Moves the records of an earlier attempt to `attempts/`, if it measured anything."""
     metrics = folder / "metrics.jsonl"
     if not os.path.lexists(metrics) or os.lstat(metrics).st_size == 0:
         return
@@ -151,16 +151,16 @@ def _set_aside(folder: Path, note: Callable[[str], None]) -> None:
                 path.rename(place / path.name)
     except OSError as error:
         raise ConfigError(f"{folder} holds an earlier attempt, which cannot be moved: {error}") from error
-    note(f"an earlier attempt ended without a checkpoint: its records are in {place}, and the run begins anew")
+    note(f"an earlier attempt ended without a checkpoint: its records are in {place}, and the run starts over")
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none."""
+    """The object in a JSON file; empty if there is none."""
     with suppress(FileError, OSError):
         return read_object(path, dict[str, Any], below=path.parent)
     return {}
 
 
 def settings_yaml(config: Config) -> str:
-    """The settings without secrets. They are taken out of the values: in YAML a text may be quoted, escaped and folded."""
+    """The settings as YAML, without secrets. Redacts values before dumping, since YAML may quote, escape and fold texts."""
     return as_yaml(redacted_values(asdict(config)))

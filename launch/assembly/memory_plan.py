@@ -1,4 +1,4 @@
-"""What a run will need in memory, what there is, and the micro-batch that fits: before anything is allocated."""
+"""Plans memory before anything is allocated: what a run needs, what is available, and the micro-batch that fits."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tandem.workers.roles.rollout import engine_name
 
 KEY = "train.max_tokens_per_microbatch"
 GPU_PROCESS = 512 << 20
-"""Bytes that a process takes of a GPU before its first tensor: CUDA's context and the kernels."""
+"""GPU bytes that a process uses before its first tensor: CUDA's context and kernels."""
 TENSORS, GUESSED = 12, 10
-"""What a guess takes for each width, and how many times as much memory must be there for it to be enough."""
+"""A rough guess counts TENSORS tensors per width, and is trusted if GUESSED times its bytes are available."""
 LARGEST_START = 1 << 30
-"""Bytes, at most, that a process is taken to hold before it loads a model; this one may have loaded some by now."""
+"""Upper bound in bytes of what a process holds before it loads a model; this process may have loaded models already."""
 SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 SMI_TIMEOUT_S = 20.0
 
 
 def settle(config: Config, found: Checkpoint | None) -> list[str]:
-    """Chooses train.max_tokens_per_microbatch where it is null; returns what there is to say of it.
+    """Chooses train.max_tokens_per_microbatch if it is null; returns notes for the user.
 
-    A run that goes on keeps what it has begun with, whatever machine it goes on: its results would differ in rounding.
+    A resumed run keeps its first choice on any machine, because another value would change results by rounding.
 
     Raises:
         ConfigError: not even one sequence fits.
@@ -55,15 +55,15 @@ def settle(config: Config, found: Checkpoint | None) -> list[str]:
 
 
 def advice(config: Config, plan: MemoryPlan, what: str) -> str:
-    """What to set after memory has run out, or may have; empty where no setting of the model helps.
+    """The settings to change after memory has run out, or may have; empty if no setting of the model helps.
 
     Args:
-        what: the text of the failure.
+        what: the message of the failure.
     """
     if "reward rank" in what:
         return ""
-    said = _advice(config, plan, what)
-    return f"If it was memory: {said[0].lower()}{said[1:]}" if "its process ended" in what else said
+    text = _advice(config, plan, what)
+    return f"If memory ran out: {text[0].lower()}{text[1:]}" if "its process ended" in what else text
 
 
 def _advice(config: Config, plan: MemoryPlan, what: str) -> str:
@@ -75,15 +75,15 @@ def _advice(config: Config, plan: MemoryPlan, what: str) -> str:
         whole = replace(config, train=replace(config.train, max_tokens_per_microbatch=None))
         try:
             fits = MemoryPlan(whole, plan.room).fitting()[0]
-        except ValueError:  # not even one sequence
+        except ValueError:  # not even one sequence fits
             fits = config.max_sequence_tokens
-        except Exception:  # this must never hide the failure that it is to explain
+        except Exception:  # an error here must never hide the failure being explained
             return smaller_microbatch(config, None)
     return smaller_microbatch(config, fits)
 
 
 class MemoryPlan:
-    """The roles of a run with what each needs, and the memory that there is when this is made."""
+    """The memory that each role of a run needs, and the memory available when this object is created."""
 
     def __init__(self, config: Config, room: Room | None = None) -> None:
         self.config, self.problems = config, dict[str, str]()
@@ -93,7 +93,7 @@ class MemoryPlan:
         self._process = GPU_PROCESS if self.on_gpu else min(int(psutil.Process().memory_info().rss), LARGEST_START)
 
     def fitting(self) -> tuple[int, list[str]]:
-        """The micro-batch to use where none is asked for, in tokens, and what there is to say of it.
+        """The micro-batch to use if none is set, in tokens, and notes for the user.
 
         Raises:
             ConfigError: not even one sequence fits.
@@ -107,19 +107,19 @@ class MemoryPlan:
         if self.problems:
             return tokens, [f"warning: {problem}" for problem in self.notes()]
         if tokens < most:
-            return tokens, [f"{KEY}={tokens}: what fits into {human_bytes(self.room.usable)} of {self.room.where}"]
+            return tokens, [f"{KEY}={tokens}: this fits into {human_bytes(self.room.usable)} of {self.room.where}"]
         return tokens, []
 
     def roles(self) -> list[RolePlan]:
-        """The roles at the micro-batch of the settings."""
+        """The plans of the roles at the micro-batch of the settings."""
         return self._roles(rows_of(self.config, self.config.train.microbatch_tokens))
 
     def notes(self) -> list[str]:
-        """What there is, and what could not be counted."""
-        where = [] if self.room is None else [f"there: {human_bytes(self.room.bytes)} of memory on {self.room.where}"]
+        """Notes on available memory and on roles that could not be counted."""
+        where = [] if self.room is None else [f"available: {human_bytes(self.room.bytes)} of memory on {self.room.where}"]
         return where + [
-            f"the passes of the {role} are not counted: its model cannot be rehearsed ({why}). Watch "
-            f"memory/{role}/peak_bytes, and set {KEY} by hand where it is too much"
+            f"the passes of the {role} are not counted: its model cannot run on fake tensors ({why}). Watch "
+            f"memory/{role}/peak_bytes, and set {KEY} by hand if the peak is too high"
             for role, why in self.problems.items()
         ]
 
@@ -127,10 +127,10 @@ class MemoryPlan:
         return needed(self._roles(rows), self._groups, self.config.cluster.name == "inline")
 
     def _fits_roughly(self, tokens: int) -> bool:
-        """Whether the default fits where every pass takes what the actor's update does, for as many tokens: one rehearsal
-        in place of four, or none, and enough where there is much memory.
+        """Whether the default micro-batch fits if every pass needs as much per token as the actor's update. This takes one
+        rehearsal or none instead of four, and suffices if memory is plentiful.
 
-        An update keeps of every token, in every layer, more than a cache does, and more than a pass without a gradient.
+        It is an upper bound: per token and layer, an update keeps more than a cache or a pass without gradients.
         """
         if self.config.critic.path is not None or self.on_gpu or self.room is None:
             return False
@@ -142,8 +142,8 @@ class MemoryPlan:
         return update is not None and self._fits(update, rows)
 
     def _fits(self, update: int, rows: int) -> bool:
-        """Whether all fits where an update of so many rows takes so many bytes, and nothing takes more."""
-        assert self.room is not None, "nothing is known to fit into"
+        """Whether everything fits if an update of `rows` rows takes `update` bytes and no pass takes more per row."""
+        assert self.room is not None, "the available memory is unknown"
         config, rollout = self.config, self.config.rollout
         engine = -(-update * min(rollout.max_batch_sequences, config.samples_per_step) // rows)
         if engine_name(rollout.engine, self.on_gpu) == "vllm":
@@ -157,7 +157,7 @@ class MemoryPlan:
         return role_plans(self.config, self.algorithm, self.parameters, working, self._process)
 
     def _working(self, role: str, rows: int) -> int | None:
-        """Bytes of the role's largest pass on a rank; None where that cannot be counted."""
+        """Bytes of the role's largest pass on a rank; None if they cannot be counted."""
         width = self.config.max_sequence_tokens
         spec, make = self._specs[role], maker(self.config, is_critic=role == "critic")
         try:
@@ -172,7 +172,7 @@ class MemoryPlan:
 
     @cached_property
     def _engine(self) -> int:
-        """Bytes of the rollout engine beside its weights."""
+        """Bytes of the rollout engine, not counting its weights."""
         config, spec = self.config, self._specs["rollout"]
         rollout = config.rollout
         if engine_name(rollout.engine, self.on_gpu) == "vllm":
@@ -192,13 +192,13 @@ class MemoryPlan:
 
     @cached_property
     def parameters(self) -> int:
-        """Of the model."""
+        """The number of parameters of the model."""
         return sum(parameter.numel() for parameter in self._skeleton.parameters())
 
     @cached_property
     def _token_guess(self) -> int:
-        """Bytes of a token in an update, rather too many: some tensors of the width of either side of every matrix, and of
-        the scores of every head.
+        """A high guess of the bytes per token in an update: TENSORS float32 tensors as wide as both sides of every matrix
+        and the scores of every head.
         """
         widths = sum(sum(p.shape) for p in self._skeleton.parameters() if p.dim() == 2)
         text = self._skeleton.config.get_text_config()
@@ -207,7 +207,7 @@ class MemoryPlan:
 
     @property
     def _has_model(self) -> bool:
-        """Whether there is a model to plan for; what is wrong with it the checks of models say, in better words."""
+        """Whether the model can be planned for. If not, the model checks report the problem with a better message."""
         try:
             return self._skeleton is not None
         except LOAD_ERRORS:
@@ -223,8 +223,8 @@ class MemoryPlan:
 
 
 def groups_of(config: Config, algorithm: Algorithm, on_gpu: bool) -> list[Group]:
-    """The ranks that share a memory at a time: all of them on a machine; on GPUs those of each bundle that holds one, the
-    engines by themselves where they take turns with the trained models.
+    """The groups of ranks that share memory at the same time. On CPU, all ranks are one group. On GPUs, the ranks of each
+    bundle with a GPU are a group; if engines take turns with the trained models, the engines are a group of their own.
     """
     if not on_gpu or config.cluster.name == "inline":
         return [role_ranks(config, algorithm)]
@@ -241,20 +241,20 @@ def groups_of(config: Config, algorithm: Algorithm, on_gpu: bool) -> list[Group]
 
 
 def room_of(config: Config, on_gpu: bool) -> Room | None:
-    """The memory that the run's processes share; None where it cannot be known, as of a cluster that is joined."""
+    """The memory that the run's processes share; None if unknown, as for a joined cluster."""
     if config.cluster.address is not None:
         return None
     if not on_gpu:
         return Room(available_bytes(), "this machine")
     try:
-        said = subprocess.run(SMI, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S).stdout
-        return Room(min(int(line) for line in said.split()) << 20, "each GPU")
-    except (OSError, ValueError, subprocess.SubprocessError):  # asking torch would take memory of the GPU
+        output = subprocess.run(SMI, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S).stdout
+        return Room(min(int(line) for line in output.split()) << 20, "each GPU")
+    except (OSError, ValueError, subprocess.SubprocessError):  # no fallback to torch, which would allocate GPU memory
         return None
 
 
 def maker(config: Config, *, is_critic: bool = False) -> Callable[[], Any]:
-    """Makes the model of a role with whatever weights."""
+    """A function that creates the model of a role, with arbitrary weights."""
     path = (config.critic.path if is_critic else None) or config.model.path
 
     def make() -> Any:
@@ -280,7 +280,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def empty_model(config: Config) -> Any:
-    """The model on the meta device, from its config alone: no weight is loaded."""
+    """The model on the meta device, created from its config without loading weights."""
     with torch.device("meta"):
         return _embedded(config) if config.model.path is None else skeleton(config.model.path, config.model)
 

@@ -1,4 +1,4 @@
-"""What a run needs before its roles: the model's folder, the prompts, the number of steps."""
+"""Prepares and checks what a run needs before its roles start: the model's folder, the prompts, the number of steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model_path(config: Config, on_progress: Callable[[int, int], None]) -> str:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The data of a run, as tokens of its model."""
+    """The tokenized data of a run, and its number of training steps."""
 
     source: PromptSource
     evaluations: list[Evaluation]
@@ -46,10 +46,10 @@ class Inputs:
 
 
 def inputs(config: Config, model: str, note: Callable[[str], None]) -> Inputs:
-    """Reads the data of the run for the model at `model`, a folder or hub name, and refuses what cannot be trained on.
+    """Reads and checks the data of the run for the model at `model`, a folder or hub name.
 
     Raises:
-        ConfigError, DataError: why, and what to set.
+        ConfigError, DataError: the data or a setting cannot be used; the message says why and what to set.
     """
     tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
     check_critic(config, model, tokenizer)
@@ -62,7 +62,7 @@ def training_prompts(config: Config, model: str, tokenizer: Any, note: Callable[
     """The training prompts as tokens of the model at `model`, in the order of the seed.
 
     Raises:
-        ConfigError, DataError: a row that cannot be used.
+        ConfigError, DataError: a row cannot be used.
     """
     rows, source = _rows(config, config.data.train, held_out=False)
     encoded = _encode(config, model, rows, tokenizer, source, note)
@@ -71,11 +71,11 @@ def training_prompts(config: Config, model: str, tokenizer: Any, note: Callable[
 
 
 def evaluations(config: Config, model: str, tokenizer: Any, note: Callable[[str], None]) -> list[Evaluation]:
-    """The held-out sets as tokens of the model at `model`: data.eval, or the embedded task's when training on it, then
-    data.eval_sets; perhaps none.
+    """The held-out sets as tokens of the model at `model`: data.eval (or the embedded task's set when training on it), then
+    data.eval_sets. May be empty.
 
     Raises:
-        ConfigError: two have one name.
+        ConfigError: two sets have the same name.
     """
     sets: list[tuple[str, str | None]] = []
     if config.data.eval is not None:
@@ -85,7 +85,7 @@ def evaluations(config: Config, model: str, tokenizer: Any, note: Callable[[str]
     sets += config.data.eval_sets.items()
     names = [name for name, _ in sets]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"data.eval_sets: {twice[0]} is the name of two held-out sets. Give one of them another")
+        raise ConfigError(f"data.eval_sets: {twice[0]} is the name of two held-out sets. Rename one of them")
     return [_evaluation(config, model, name, path, tokenizer, note) for name, path in sets]
 
 
@@ -112,18 +112,18 @@ def _evaluation(
 
 
 def training_steps(config: Config, rows: int) -> int:
-    """run.steps, or the steps of run.epochs passes over so many rows, rounded up."""
+    """run.steps, or the number of steps in run.epochs passes over `rows` rows, rounded up."""
     if config.run.steps is not None:
         return config.run.steps
-    assert config.run.epochs is not None, "validate() wants one of run.steps and run.epochs"
+    assert config.run.epochs is not None, "validate() requires one of run.steps and run.epochs"
     return math.ceil(config.run.epochs * rows / config.data.prompts_per_step)
 
 
 def check_model(config: Config, path: str) -> None:
-    """Refuses a model that is too short for the sequences, or that could not be saved and exported after training.
+    """Refuses a model with too few positions for the sequences, or that could not be saved and exported after training.
 
     Raises:
-        ConfigError: why, and what to set.
+        ConfigError: the message says why and what to set.
     """
     check_context(config, path)
     with tempfile.TemporaryDirectory() as folder:
@@ -131,10 +131,10 @@ def check_model(config: Config, path: str) -> None:
 
 
 def check_context(config: Config, path: str) -> None:
-    """Refuses sequences longer than the model, or the reward model, has positions for.
+    """Refuses sequences that are longer than the positions of the model or the reward model.
 
     Raises:
-        ConfigError: both lengths, and what to set.
+        ConfigError: with both lengths and what to set.
     """
     _check_positions(config, "model.path", path)
     if config.reward.model is not None:
@@ -142,11 +142,11 @@ def check_context(config: Config, path: str) -> None:
 
 
 def check_critic(config: Config, model: str, tokenizer: Any) -> None:
-    """Refuses a `critic.path` without the head that `critic.head` asks for, or that cannot read the sequences of the actor,
-    the model at `model`: other tokens, or too few tokens or positions.
+    """Refuses a `critic.path` that lacks the head that `critic.head` asks for, or that cannot read the sequences of the
+    actor (the model at `model`) because of other tokens, too few tokens, or too few positions.
 
     Raises:
-        ConfigError: what differs.
+        ConfigError: the message says what differs.
     """
     path = config.critic.path
     if path is None:
@@ -154,12 +154,12 @@ def check_critic(config: Config, model: str, tokenizer: Any) -> None:
     if config.critic.head == "score":
         check_score_head(path, config.model)
     _check_positions(config, "critic.path", path)
-    own = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code).get_vocab()
-    different = sorted(token for token, number in tokenizer.get_vocab().items() if own.get(token) != number)
+    vocabulary = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code).get_vocab()
+    different = sorted(token for token, number in tokenizer.get_vocab().items() if vocabulary.get(token) != number)
     if different:
         raise ConfigError(
-            f"critic.path={path} has another vocabulary than the actor: {len(different)} of its tokens have another number "
-            f"or are missing, {different[0]!r} first. Set critic.path to a model of the same family, or leave it out"
+            f"critic.path={path} has another vocabulary than the actor: {len(different)} of its tokens have another id or "
+            f"are missing, {different[0]!r} first. Set critic.path to a model of the same family, or leave it out"
         )
     largest = max(output_rows(model, config.model) - 1, *tokenizer.get_vocab().values())
     if largest >= (rows := embedding_rows(path, config.model, body=True)):
@@ -173,16 +173,16 @@ def check_engine(config: Config) -> None:
     """Refuses a rollout engine that is not installed, before anything is built.
 
     Raises:
-        ConfigError: what to install.
+        ConfigError: the engine is missing; the message says what to install.
     """
     engine_name(config.rollout.engine, torch.cuda.is_available())
 
 
 def check_stop_ids(config: Config, model: str, tokenizer: Any) -> None:
-    """Refuses `rollout.stop_token_ids`, or the end tokens of the model at `model`, that can never be sampled.
+    """Refuses `rollout.stop_token_ids`, or end tokens of the model at `model`, that can never be sampled.
 
     Raises:
-        ConfigError: the ids, and how many there are.
+        ConfigError: with these ids and the number of tokens.
     """
     rows = output_rows(model, config.model)
     sizes = f"the model at {model} samples {rows} tokens, 0 to {rows - 1}, and its tokenizer has {len(tokenizer)}"
@@ -207,8 +207,8 @@ def _check_positions(config: Config, key: str, path: str) -> None:
     text = model.get_text_config()
     limits = {
         "has {} positions": getattr(text, "max_position_embeddings", None),
-        "counts positions otherwise in batches with a row over {} tokens (longrope), and would score a row by the others "
-        "beside it": _longrope_switch(text),
+        "scales positions differently in batches with a row over {} tokens (longrope), so the score of a row would depend "
+        "on the other rows": _longrope_switch(text),
     }
     length = config.max_sequence_tokens
     for why, limit in limits.items():
@@ -221,11 +221,12 @@ def _check_positions(config: Config, key: str, path: str) -> None:
 
 
 def _longrope_switch(model: Any) -> int | None:
-    """The length of the longest row in a batch above which longrope turns all of its rows by other factors."""
+    """The longest row length up to which longrope uses its short factors; a longer row changes the whole batch."""
     rope = getattr(model, "rope_parameters", None) or {}
-    for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):  # one for all layers, or by their type
-        if one.get("rope_type") == "longrope" and one.get("short_factor") != one.get("long_factor"):
-            return one.get("original_max_position_embeddings")
+    # The parameters are those of all layers, or one dictionary per layer type.
+    for kind in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if kind.get("rope_type") == "longrope" and kind.get("short_factor") != kind.get("long_factor"):
+            return kind.get("original_max_position_embeddings")
     return None
 
 
@@ -269,7 +270,7 @@ def _check_ids(rows: Sequence[EncodedRow], limit: int, model: str, tokenizer: An
     """Refuses prompts with a token that the model has no embedding for.
 
     Raises:
-        DataError: the first row that has one, and both sizes.
+        DataError: with the first such row and both sizes.
     """
     for number, row in enumerate(rows, start=1):
         if (largest := max(row.ids)) >= limit:
@@ -282,7 +283,7 @@ def _check_ids(rows: Sequence[EncodedRow], limit: int, model: str, tokenizer: An
 
 
 def _with_unknown(rows: Sequence[EncodedRow], tokenizer: Any) -> int:
-    """Prompts with a token for what the tokenizer does not know; some tokenizers need none and name another one so."""
+    """The number of prompts with an unknown token. Some tokenizers need no unknown token and set it to another token."""
     token = tokenizer.unk_token_id
     if token is None or token in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
         return 0

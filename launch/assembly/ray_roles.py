@@ -25,10 +25,10 @@ class RayRoles:
     """The roles as Ray actors named `<role>-<rank>`: created at once, ready after `wait`, ended by `close`."""
 
     def __init__(self, config: Config, algorithm: Algorithm, path: str, note: Callable[[str], None]) -> None:
-        """Reserves their places and creates them, without waiting for their models; `note` shows a line.
+        """Reserves resources and creates the actors, without waiting for their models to load; `note` shows a line.
 
         Raises:
-            ConfigError: the cluster has no place for them, or a node lacks a file that they need.
+            ConfigError: the cluster has too few resources, or a node lacks a file that the roles need.
         """
         import ray
 
@@ -46,7 +46,7 @@ class RayRoles:
         homes = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
         self.placement = sorted_by_node(placement, homes)
         self._nodes = {bundle: (nodes.get(home, "unknown"), home) for bundle, home in homes.items()}
-        # Refused before any model is loaded, which may take minutes.
+        # Checked before models are loaded, which may take minutes.
         tenants: dict[int, list[str]] = {}
         for slot in self.placement.slots:
             tenants.setdefault(slot.bundle, []).append(slot.role)
@@ -56,7 +56,7 @@ class RayRoles:
         self._starting = {name: self._spawn_all(name) for name in self.specs}
 
     def wait(self) -> Roles:
-        """Waits until every rank has loaded its model; raises WorkerFailed naming the one that did not."""
+        """Waits until every rank has loaded its model; WorkerFailed names a rank that did not."""
         from tandem.workers.groups.facades import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup
         from tandem.workers.groups.rollouts import RolloutGroup
 
@@ -99,12 +99,12 @@ class RayRoles:
 
     @property
     def _is_continuous(self) -> bool:
-        """Whether the engine takes new prompts while it runs others."""
+        """Whether the engine accepts new prompts while it samples others."""
         engine: Any = ENGINES[engine_name(self.config.rollout.engine, self.device == "cuda")]
         return bool(engine.continuous)
 
     def _transport(self) -> tuple[str, list[int]]:
-        """How weights reach the replicas, by where they are; and by replica the actor's rank that sends them."""
+        """The weight transport that fits the placement, and for each replica the actor rank that sends to it."""
         actors, replicas = self.placement.of("actor"), self.placement.of("rollout")
         nodes = [self._nodes[slot.bundle][1] for slot in (actors[0], *replicas)]
         in_bundle = {slot.bundle: slot.rank for slot in actors}
@@ -113,12 +113,12 @@ class RayRoles:
         return transport, [partner or 0 if transport == "ipc" else 0 for partner in partners]
 
     def _spawn_all(self, name: str) -> tuple[list[Any], list[Any]]:
-        """Creates the ranks of a role; returns what their process ids and their `start` will give, without waiting."""
+        """Creates the ranks of a role; returns pending calls for their process ids and for `start`."""
         from tandem.workers.groups.calls import Ranks
 
         cluster, spawned = self.config.cluster, [self._spawn(name, rank) for rank in range(len(self.placement.of(name)))]
         handles, homes = [handle for handle, _ in spawned], [home for _, home in spawned]
-        can_restart = name in ("rollout", "reward")  # the others share a process group, or have state of their own
+        can_restart = name in ("rollout", "reward")  # the other roles share a process group or have state
         self.ranks[name] = Ranks(
             name,
             handles,
@@ -137,7 +137,7 @@ class RayRoles:
         return pids, [handle.start.remote() for handle in handles]
 
     def _spawn(self, name: str, rank: int) -> tuple[Any, Any]:
-        """A new actor in the place of this rank, and where it will run; not started yet."""
+        """A new actor for this rank, not started yet, and its home."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -151,18 +151,19 @@ class RayRoles:
             "num_gpus": slot.gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, slot.bundle),
         }
-        if name == "rollout" and self._is_continuous:  # every call that may be queued at the engine, and some to manage it
+        if name == "rollout" and self._is_continuous:  # all calls that may be queued, and some to control it
             calls = QUEUED * self.config.rollout.max_batch_sequences // self.config.rollout.samples_per_prompt
             options["max_concurrency"] = 4 + calls
         if name == "reward":  # a call per prompt, enough to keep all processes busy
             options["max_concurrency"] = 4 + max(64, self.config.reward.processes)
         if name not in self.ranks:  # the name of a dead actor stays taken for a while
             options["name"] = f"{name}-{rank}"
-        own = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")
-        return ray.remote(WORKERS[name]).options(**options).remote(self.specs[name], own), Home(*self._nodes[slot.bundle])
+        place = Rank(rank, len(slots), slot.threads, self.device if slot.gpus or self.device == "cpu" else "cpu")
+        handle = ray.remote(WORKERS[name]).options(**options).remote(self.specs[name], place)
+        return handle, Home(*self._nodes[slot.bundle])
 
     def _start_again(self, name: str, rank: int) -> Any:
-        """Starts a rank that replaces another; says where it runs."""
+        """Starts a replacement rank; returns its home."""
         ranks, timeout_s = self.ranks[name], self.config.cluster.startup_timeout_s
         handle = ranks.handles[rank]
         pid, ready = handle.__ray_call__.remote(process_id), handle.start.remote()

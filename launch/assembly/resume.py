@@ -1,4 +1,4 @@
-"""How a run is saved and goes on: what belongs to it, and what may have changed since."""
+"""Saves and resumes runs, and checks which settings have changed since a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FIXED = (
     *("run.seed", "data.seed", "data.shuffle", "data.prompts_per_step", "rollout.samples_per_prompt", "rollout.seed"),
     *("model.path", "model.tiny.", "model.warmstart.", "critic.path", "critic.head"),
 )
-"""Settings (or, with a dot, all below) that say what the saved state is of: which prompts come next, which model it is."""
+"""Settings that define the meaning of a saved state: the order of prompts, and the model. A dot includes all keys below."""
 OWN = ("run.name", "run.dir", "run.steps", "run.epochs", "checkpoint.", "tracking.", "dry_run", "cluster.")
-"""Settings whose change is not worth a word."""
+"""Settings whose changes are not reported."""
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """What `Driver.state` holds, as `driver.json` keeps it."""
+    """The content of `driver.json`: the result of `Driver.state`."""
 
     step: int
     version: int
@@ -49,17 +49,17 @@ class LoopState:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank keeps besides tensors, as `facts.json` has it."""
+    """An entry of `facts.json`: a rank's state besides tensors."""
 
     updates: int
     random: dict[str, Any]
 
 
 def checkpoints_of(config: Config) -> Checkpoints:
-    """The checkpoints of the run: in its folder, or in a folder of its name below `checkpoint.dir`.
+    """The checkpoints of the run: in its folder, or in a folder with its name below `checkpoint.dir`.
 
     Raises:
-        ConfigError: a link is in the place of those in its folder.
+        ConfigError: the checkpoint folder inside the run's folder is a link.
     """
     place = config.checkpoint.dir
     if place is None:
@@ -75,7 +75,7 @@ def changes(config: Config, checkpoint: Checkpoint) -> list[str]:
     """Settings that have changed since the checkpoint, as text.
 
     Raises:
-        ConfigError: one that its state cannot live with; or there is a critic on one side only.
+        ConfigError: a changed setting makes the saved state unusable.
     """
     now, before = flat(config), checkpoint.settings
     different = {key: (before.get(key), value) for key, value in now.items() if before.get(key) != value}
@@ -83,8 +83,8 @@ def changes(config: Config, checkpoint: Checkpoint) -> list[str]:
     if fixed:
         was, value = different[fixed[0]]
         raise ConfigError(
-            f"{checkpoint.path} was written with {fixed[0]}={was}, this run has {value}: it could not go on where it was. "
-            "Set it back; or begin a new run with checkpoint.resume=never, and to keep the weights, with model.path from "
+            f"{checkpoint.path} was written with {fixed[0]}={was}, but this run has {value}, so it cannot resume. Set it "
+            "back, or start a new run with checkpoint.resume=never; to keep the weights, set model.path to an export by "
             "launch/export.py"
         )
     told = {key for key in different if not _is_among(key, OWN)}
@@ -92,35 +92,35 @@ def changes(config: Config, checkpoint: Checkpoint) -> list[str]:
         optimizer.lr_schedule != "constant" and optimizer.lr_total_steps is None
         for optimizer in (config.actor, config.critic)
     ):
-        told |= different.keys() & {"run.steps", "run.epochs"}  # the learning rates decay by them
+        told |= different.keys() & {"run.steps", "run.epochs"}  # the learning rates decay over them
     return [f"{key} {was} -> {value}" for key, (was, value) in different.items() if key in told]
 
 
 def check_critic(checkpoint: Checkpoint, needs_critic: bool) -> None:
-    """Refuses a checkpoint with a critic for a run without, and the other way round.
+    """Refuses a checkpoint with a critic for a run without a critic, and vice versa.
 
     Raises:
-        ConfigError: which of the two.
+        ConfigError: only one of them has a critic.
     """
     if checkpoint.has("critic") != needs_critic:
         had, has = ("has a", "needs none") if checkpoint.has("critic") else ("has no", "needs one")
-        raise ConfigError(f"{checkpoint.path} {had} critic, but adv_estimator {has}. Set adv_estimator as it was")
+        raise ConfigError(f"{checkpoint.path} {had} critic, but adv_estimator {has}. Set adv_estimator back")
 
 
 def restore(checkpoint: Checkpoint, driver: Driver, roles: Roles) -> None:
-    """Puts loop and roles where the checkpoint left them.
+    """Restores loop and roles from a checkpoint.
 
     Raises:
-        ConfigError: the data has changed, or a file holds something else. StateError: the model is another one.
-        CheckpointError: a file is not what was written.
+        ConfigError: the data has changed, or a file has invalid content. StateError: the model is a different one.
+        CheckpointError: a file has changed since it was written.
     """
     state = checkpoint.driver()
     loop = parsed(state, LoopState, f"{checkpoint.path}/{DRIVER}")
     if loop.data != driver.source.digest:
         raise ConfigError(
-            f"{checkpoint.path} was written over {loop.rows} training prompts that are not the "
-            f"{len(driver.source.rows)} of now, or stood in another order: it could not go on where it was. Bring the data "
-            "back, or set checkpoint.resume=never with another run.name"
+            f"{checkpoint.path} was written with {loop.rows} training prompts that differ from this run's "
+            f"{len(driver.source.rows)} in content or order, so the run cannot resume. Restore the data, or set "
+            "checkpoint.resume=never with another run.name"
         )
     for name, role in roles.trained().items():
         facts, where = checkpoint.facts(name), f"{checkpoint.path}/{name}/{FACTS}"
@@ -135,7 +135,7 @@ def restore(checkpoint: Checkpoint, driver: Driver, roles: Roles) -> None:
 
 @contextmanager
 def _told(where: str) -> Iterator[None]:
-    """Tells which file holds what nobody could have written, deeper than its fields' types show."""
+    """Names the file in errors from invalid content that the types of its fields do not rule out."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
@@ -148,27 +148,28 @@ class Saver:
     """Saves the run after the steps that are due.
 
     Args:
-        path: of the model whose configuration and tokenizer go with the weights. score: the metric of the best.
+        path: of the model whose configuration and tokenizer are saved with the weights. score: the metric that ranks
+            checkpoints.
     """
 
     def __init__(self, config: Config, checkpoints: Checkpoints, driver: Driver, path: str, score: str | None) -> None:
         self.config, self.checkpoints, self.driver, self.path, self.score = config, checkpoints, driver, path, score
-        self.saved = driver.number  # step of the newest checkpoint that this run has written or goes on from
+        self.saved = driver.number  # step of the newest checkpoint that this run has written or resumed from
         self._batch: TrainBatch | None = None  # of the last step
 
     def after(self, step: int, metrics: Metrics, batch: TrainBatch) -> None:
-        """Saves if the step is due, or the last; `batch` is that of the step.
+        """Saves if the step is due or the last; `batch` is the batch of the step.
 
         Raises:
-            CheckpointError: it could not be written. TrainingError: the weights are not to be trusted.
+            CheckpointError: the checkpoint could not be written. TrainingError: the weights give non-finite numbers.
         """
         self._batch, every = batch, self.config.checkpoint.every
         if self.driver.is_done or (every and step % every == 0):
             self._save(metrics.get(self.score) if self.score else None)
 
     def rescue(self, recorded: int) -> str | None:
-        """Saves the last step that is done, if the weights are still its own, it is the last one on record, and it is not
-        saved; returns the path.
+        """Saves the last finished step if the weights still belong to it, it is the last recorded step, and it is not saved
+        yet; returns the path.
 
         Raises:
             CheckpointError, TrainingError: as `after`.
@@ -180,9 +181,9 @@ class Saver:
         return self._save(None)
 
     def distrust(self, why: str) -> str | None:
-        """Marks the checkpoint that the failed step began with, if there is one; returns its path.
+        """Marks the checkpoint that the failed step began with as suspect, if there is one; returns its path.
 
-        A step that is done has shown its beginning to be sound: what failed is what it made.
+        If the step itself finished, its starting weights were sound, and nothing is marked.
         """
         settled = self.driver.settled
         if settled is not None and settled["step"] == self.driver.number:
@@ -191,7 +192,7 @@ class Saver:
 
     def _save(self, score: float | None) -> str:
         state = self.driver.settled
-        assert state is not None, "weights are saved when they do not move"
+        assert state is not None, "weights are saved only when they do not change"
         with self.driver.spans.span("checkpoint"):
             if self._batch is not None:
                 self.driver.residency.training()
@@ -203,21 +204,21 @@ class Saver:
         return path
 
     def _check(self, batch: TrainBatch, step: int) -> None:
-        """Refuses to save weights that the next step would fail on: tries them on a batch.
+        """Tests the weights on a batch, to refuse weights that would make the next step fail.
 
         Raises:
-            TrainingError: what is not finite.
+            TrainingError: log-probs or values are not finite.
         """
         roles, rollout = self.driver.roles, batch.rollout
         tried = {"the policy's log-probs": roles.actor.logprobs(rollout)}
         if roles.critic is not None:
             tried["the critic's values"] = roles.critic.values(rollout).values
         for what, numbers in tried.items():
-            if not bool(numbers[batch.mask].isfinite().all()):  # a model may exclude tokens that prompts have
+            if not bool(numbers[batch.mask].isfinite().all()):  # prompts may contain tokens that the model excludes
                 raise TrainingError(
                     f"after the update of step {step} {what} are not finite, so no checkpoint of it is written. Lower "
                     f"actor.lr (now {self.config.actor.lr:g}) or critic.lr (now {self.config.critic.lr:g}), and start the "
-                    "run again: it goes on from the checkpoint before, if there is one"
+                    "run again: it resumes from the previous checkpoint, if there is one"
                 )
 
     def _save_model(self, folder: Path) -> None:

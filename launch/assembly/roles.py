@@ -35,7 +35,7 @@ WORKERS: dict[str, Any] = {
 
 
 def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
-    """What a rank of each role that the run needs is made from. `path`: the model's folder or hub name."""
+    """The spec of each role that the run needs, by role. `path`: the model's folder or hub name."""
     budget, longest = config.train.microbatch_tokens, config.rollout.max_response_tokens
     timeout_s, temperature = config.cluster.call_timeout_s, config.rollout.temperature
     rollout = replace(config.rollout, max_model_tokens=config.rollout.max_model_tokens or config.max_sequence_tokens)
@@ -78,7 +78,7 @@ def role_specs(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any
 
 
 def files_of(config: Config, path: str, roles: Collection[str]) -> list[NodeFile]:
-    """The files that ranks of these roles read by path, for a policy at `path`; hub names are none."""
+    """The files that ranks of these roles read by path, for a policy at `path`; excludes hub names."""
     rewards = config.reward
     functions = [*rewards.functions, rewards.function, verifier_of(config.eval.function, rewards.functions)]
     models = ("rollout", "actor", "reference", *(() if config.critic.path else ("critic",)))
@@ -89,8 +89,8 @@ def files_of(config: Config, path: str, roles: Collection[str]) -> list[NodeFile
         ("algo.policy_loss", config.algo.policy_loss.rpartition(":")[0], ("actor",)),
         *(("reward.function", spec.rpartition(":")[0], ("reward",)) for spec in functions if spec and ":" in spec),
     ]
-    found = {file: NodeFile(key, file, tuple(r for r in needs if r in roles)) for key, file, needs in named if file}
-    return [file for file in found.values() if file.roles and Path(file.path).exists()]
+    files = {file: NodeFile(key, file, tuple(r for r in needs if r in roles)) for key, file, needs in named if file}
+    return [file for file in files.values() if file.roles and Path(file.path).exists()]
 
 
 def inline_workers(config: Config, algorithm: Algorithm, path: str) -> dict[str, Any]:
@@ -106,20 +106,20 @@ def takes_turns(config: Config, on_gpu: bool) -> bool:
     """Whether engines and trained models take turns on their devices.
 
     Raises:
-        ConfigError: they would, and samples are to be drawn while models train.
+        ConfigError: they would take turns, but rollout.max_staleness asks for sampling during training.
     """
     asked = config.placement.takes_turns
     shared = (on_gpu and config.placement.name == "colocated") if asked is None else asked
     if shared and config.rollout.max_staleness > 0:
         raise ConfigError(
-            "colocated engines sleep while models train, but with rollout.max_staleness="
-            f"{config.rollout.max_staleness} they sample meanwhile. Set rollout.max_staleness=0, or placement=split"
+            "colocated engines sleep while models train, but rollout.max_staleness="
+            f"{config.rollout.max_staleness} needs them to sample meanwhile. Set rollout.max_staleness=0 or placement=split"
         )
     return shared
 
 
 def inline_roles(config: Config, workers: dict[str, Any]) -> Roles:
-    """Workers in this process as the roles that the driver asks."""
+    """The driver's roles, made of workers in this process."""
     on_gpu = workers["actor"].device.type == "cuda"
     return Roles(
         actor=workers["actor"],
@@ -133,7 +133,7 @@ def inline_roles(config: Config, workers: dict[str, Any]) -> Roles:
 
 
 def request_of(config: Config, algorithm: Algorithm, gpu: bool) -> Request:
-    """What the run asks of a cluster; every role with a model gets a device if `gpu`."""
+    """The resources that the run asks for; with `gpu`, every role with a model gets a device."""
     ranks = role_ranks(config, algorithm)
     with_model = [name for name in ranks if name != "reward" or config.reward.model is not None]
     wide = {"rollout": config.rollout.tensor_parallel}
@@ -141,11 +141,11 @@ def request_of(config: Config, algorithm: Algorithm, gpu: bool) -> Request:
 
 
 def placement_here(config: Config, algorithm: Algorithm, on_gpu: bool) -> Placement:
-    """The bundles of the run on a private Ray of this machine, whether or not it has the GPUs for it."""
+    """The placement of the run on a private Ray of this machine, even if this machine has too few GPUs."""
     node = {"CPU": float(config.cluster.num_cpus or usable_cpus()), "GPU": float(torch.cuda.device_count())}
     return plan_placement(request_of(config, algorithm, on_gpu), [node])
 
 
 def wants_gpu(config: Config, available: bool) -> bool:
-    """Whether models go on GPUs, where `available` says if there are any."""
+    """Whether models run on GPUs; `available`: whether there are any."""
     return config.trainer.device == "cuda" or (config.trainer.device == "auto" and available)

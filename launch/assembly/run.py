@@ -46,19 +46,19 @@ from tandem.workers.cluster.postmortem import WorkerFailed, is_out_of_memory, is
 from tandem.workers.cluster.private_cluster import session_folder
 from tandem.workers.training.state import StateError
 
-WITNESS_S = 5.0  # for the witness of a run that was killed, which completes its records
+WITNESS_S = 5.0  # wait for the witness of a killed run, which completes its records
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a run writes and shows what it does."""
+    """The outputs of a run: records, display and trackers."""
 
     recorder: Recorder
     display: Display
     sinks: Sinks
 
     def close(self, status: str, error: str | None, code: int) -> int:
-        """Says wherever it still can how the run has ended; returns `code`, or 1 for a finished run without its records."""
+        """Reports the end of the run to every working output; returns `code`, or 1 if it is 0 and an output failed."""
         lost = []
         for what, close in (
             ("records are", lambda: self.recorder.close(status, error)),
@@ -69,11 +69,11 @@ class Outputs:
             except Exception as failure:
                 lost.append(f"the run's {what} not complete: {type(failure).__name__}: {failure}")
         page = ""
-        with suppress(Exception):  # a page to look at is not worth an error
+        with suppress(Exception):  # a missing report is no reason to fail
             page = f"; its page is {write_report(self.recorder.folder)}"
         self.display.phase(status)
         self.display.close()
-        with suppress(OSError, UnicodeError):  # nobody may be reading any more
+        with suppress(OSError, UnicodeError):  # the output may be closed
             for text in [*([f"{status}: {error}"] if error else []), *lost]:
                 say(f"\n{text}", error=True)
             say(f"{status}; records in {self.recorder.folder}{page}")
@@ -81,7 +81,7 @@ class Outputs:
 
 
 def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpoint | None) -> Outputs:
-    """The records of the run in its folder, continued where it goes on from a checkpoint, and its trackers."""
+    """Opens the records of the run, which a resumed run continues, its display and its trackers."""
     display = make_display(config.tracking, still_keys(flat(config)))
     facts = for_trackers(config, folder, started_at) if config.tracking.sinks else {}
     facts["resumed_after"] = found.step if found else None
@@ -95,16 +95,16 @@ def open_outputs(config: Config, folder: Path, started_at: float, found: Checkpo
 
 
 def run(config: Config, started_at: float) -> int:
-    """Trains, and leaves the run's folder complete however it ends; returns the exit code.
+    """Trains, and leaves the run's folder complete however the training ends; returns the exit code.
 
     Args:
-        started_at: seconds since the epoch at which the command began.
+        started_at: the start of the command in seconds since the epoch.
     """
     with Signals().taken() as signals:
         try:
             with signals.raised():
                 return _run(config, started_at, signals)
-        except Terminated as ended:  # nothing was begun
+        except Terminated as ended:  # training had not begun
             with suppress(OSError):
                 say(ended, error=True)
             return ended.code
@@ -114,7 +114,7 @@ def _run(config: Config, started_at: float, signals: Signals) -> int:
     name_run(config, started_at)
     notes: list[str] = []
     checkpoints = checkpoints_of(config)
-    with suppress(OSError):  # told below, with the run's own folder
+    with suppress(OSError):  # `claimed` reports the problem
         Path(config.run.dir).mkdir(parents=True, exist_ok=True)
     with (
         shared_with(config.run.share),
@@ -123,12 +123,12 @@ def _run(config: Config, started_at: float, signals: Signals) -> int:
     ):
         found = checkpoints.find(config.checkpoint.resume, notes.append)
         if found:
-            notes.append(f"going on after step {found.step}, from {found.path}")
+            notes.append(f"resuming after step {found.step}, from {found.path}")
         memory = MemoryPlan(config)
         notes += settle(config, found)
         if found:
             notes += [f"changed since: {change}" for change in changes(config, found)]
-        signals.close()  # from here on a run has begun, and leaves its records whatever ends it
+        signals.close()  # the run has begun: it must leave its records however it ends
         folder = make_folder(config, started_at, checkpoints, found, notes.append)
         outputs = open_outputs(config, folder, started_at, found)
         return outputs.close(*_trained(config, outputs, checkpoints, found, notes, signals, memory))
@@ -143,7 +143,7 @@ def _trained(
     signals: Signals,
     memory: MemoryPlan,
 ) -> tuple[str, str | None, int]:
-    """How the training ended: status, error, exit code."""
+    """Trains; returns status, error and exit code."""
     try:
         with signals.raised():
             for text in notes:
@@ -152,25 +152,25 @@ def _trained(
     except Terminated as ended:
         return "interrupted", str(ended), ended.code
     except Exception as error:
-        # These are for the user to mend: the message says it all. Anything else wants its traceback.
+        # The user can fix these errors from their messages. Other errors need their traceback.
         if not (is_the_users(error) or isinstance(error, WorkerFailed | TrainingError | CheckpointError | StateError)):
-            with suppress(OSError):  # nobody may be reading any more
+            with suppress(OSError):  # the output may be closed
                 say(traceback.format_exc(), error=True)
         return "failed", f"{type(error).__name__}: {error}{_more_memory(config, memory, error)}", 1
     return "finished", None, 0
 
 
 def _more_memory(config: Config, memory: MemoryPlan, error: Exception) -> str:
-    """What to set, behind the text of an error that is or may be a lack of memory; empty for others."""
+    """Advice to append to an error that is or may be a lack of memory; empty for other errors."""
     if not is_out_of_memory(error):
         return ""
-    traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
-    said = advice(config, memory, str(error))
-    return f"\n{said}" if said else ""
+    traceback.clear_frames(error.__traceback__)  # the frames hold the tensors of the pass
+    text = advice(config, memory, str(error))
+    return f"\n{text}" if text else ""
 
 
 def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Checkpoint | None, signals: Signals) -> None:
-    """The whole training: model and data, roles up, loop from the checkpoint found or from its beginning, roles down."""
+    """The whole training: prepares model and data, starts the roles, restores a checkpoint if found, runs the loop."""
     display = outputs.display
     algorithm = algorithm_of(config)
     if found:
@@ -203,16 +203,16 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
             display.phase("resume")
             restore(found, driver, roles)
             if driver.is_done:
-                display.note(f"nothing is left to do: the checkpoint is of step {found.step}, run.steps={steps}")
+                display.note(f"nothing left to do: the checkpoint is of step {found.step}, run.steps={steps}")
         keeper.saver = Saver(config, checkpoints, driver, path, _score_of(evaluations))
         _loop(driver, keeper)
-        signals.close()  # the run has got to its end
+        signals.close()  # training has finished
         outputs.recorder.identity |= {"first_weights": driver.first_weights, "data": source.digest}
         display.phase("closing")
 
 
 def _loop(driver: Driver, keeper: Keeper) -> None:
-    """Runs the driver; what ends it early is told with its step and phase, and saves or marks what it can."""
+    """Runs the driver. Adds step and phase to errors, saves on a signal, and marks a checkpoint that led to an error."""
     saver = keeper.saver
     assert saver is not None
     try:
@@ -230,19 +230,19 @@ def _loop(driver: Driver, keeper: Keeper) -> None:
 
 
 def _score_of(evaluations: Sequence[Evaluation]) -> str | None:
-    """The metric by which a checkpoint is one of the best."""
+    """The metric that ranks checkpoints; None without held-out data."""
     return HeldOut(evaluations[0].name, "greedy").key if evaluations else None
 
 
 def _rescue(saver: Saver, keeper: Keeper, ended: Terminated) -> None:
-    """Saves what is done before the run ends; a second signal ends it at once."""
+    """Saves the last finished step before the run ends; a second signal ends the run at once."""
     display = keeper.outputs.display
     try:
         keeper.signals.answered()
         keeper.signals.open()
-        display.note(f"{ended}: saving the last step that is done; once more ends the run at once")
+        display.note(f"{ended}: saving the last finished step; a second signal ends the run at once")
         path = saver.rescue(keeper.outputs.recorder.steps)
-    except Exception as error:  # the workers may have been told to end too
+    except Exception as error:  # the workers may have received the signal too
         display.note(f"warning: no checkpoint could be written: {error}")
         return
     if path:
@@ -250,17 +250,17 @@ def _rescue(saver: Saver, keeper: Keeper, ended: Terminated) -> None:
 
 
 def _distrust(saver: Saver, error: TrainingError) -> str:
-    """Marks the checkpoint that the failed step began with; returns what there is to say of it."""
+    """Marks the checkpoint that the failed step began with as suspect; returns a note about it for the error message."""
     path = saver.distrust(str(error))
     if path is None:
         return ""
     begun = f"{path} holds the weights that the step began with"
-    return f"\n{begun}: it is marked as suspect, and checkpoint.resume=auto passes it over"
+    return f"\n{begun}: it is marked as suspect, and checkpoint.resume=auto skips it"
 
 
 @contextmanager
 def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, signals: Signals) -> Iterator[Roles]:
-    """The roles of the run, ready; ended when the body ends, however that is."""
+    """Starts the roles of the run and waits until they are ready; ends them after the body."""
     with ExitStack() as stack:
         if config.cluster.name == "inline":
             outputs.display.phase("roles")
@@ -274,18 +274,18 @@ def roles_of(config: Config, algorithm: Algorithm, path: str, outputs: Outputs, 
         outputs.display.phase("roles")
         ray_roles = RayRoles(config, algorithm, path, outputs.display.note)
         stack.callback(ray_roles.close)
-        stack.callback(signals.close)  # nothing interrupts what ends the roles
+        stack.callback(signals.close)  # no signal may interrupt the end of the roles
         outputs.display.phase("load")
         yield ray_roles.wait()
 
 
 @contextmanager
 def _watched_cluster(config: Config, outputs: Outputs, signals: Signals) -> Iterator[None]:
-    """Ray, and who tells how the run ended if Ray ends it."""
+    """Starts or joins Ray, with a witness that records the end of the run if Ray ends it."""
     recorder = outputs.recorder
     with ExitStack() as stack:
         if config.cluster.address is None:
-            signals.close()  # half a cluster could not be ended
+            signals.close()  # a half-started cluster could not be ended
         outputs.display.phase("ray" if config.cluster.address is None else "cluster")
         session = stack.enter_context(session_folder())
         witness = stack.enter_context(closing(Witness(recorder.folder, recorder.started_at, session)))
@@ -299,14 +299,14 @@ def _watched_cluster(config: Config, outputs: Outputs, signals: Signals) -> Iter
 
 
 class Keeper:
-    """What is done with each step: records, samples, display, alarms, checkpoints."""
+    """Handles each finished step: records, samples, display, alarms, checkpoints."""
 
     def __init__(self, config: Config, outputs: Outputs, signals: Signals) -> None:
         self.config, self.outputs, self.signals, self._watching = config, outputs, signals, alarms(config)
         self.saver: Saver | None = None  # once there is a driver
 
     def step(self, step: int, result: StepResult) -> None:
-        """A step is done; a signal that came while the weights moved ends the run now."""
+        """Handles a finished step, then raises a signal that arrived while the weights changed."""
         recorder, display = self.outputs.recorder, self.outputs.display
         recorder.step(step, result.metrics, result.finished_at)
         every = self.config.tracking.samples_every
@@ -321,13 +321,13 @@ class Keeper:
         self.signals.raise_waiting()
 
     def first_evaluation(self, metrics: dict[str, float]) -> None:
-        """The evaluation before the first step is done."""
+        """Handles the evaluation before the first step."""
         self.outputs.recorder.first_evaluation(metrics)
         self.outputs.display.step(int(metrics["step"]), metrics)
 
 
 def _sample_rows(result: StepResult, kept: int) -> list[dict[str, Any]]:
-    """Rollouts of a step as a person reads them, chosen by `choose`."""
+    """The readable records of rollouts of a step, chosen by `choose`."""
     batch, collected = result.batch, result.collected
     rollouts, scores = collected.rollouts, collected.scores
     rows = choose([score.reward for score in scores], [rollout.prompt.group_id for rollout in rollouts], kept)
@@ -339,5 +339,5 @@ def _sample_rows(result: StepResult, kept: int) -> list[dict[str, Any]]:
 
 
 def _abandon(outputs: Outputs, why: str) -> None:
-    """Ends a run whose cluster is gone: the main thread waits for it and can do nothing more. The witness clears up."""
+    """Ends a run whose cluster is gone: the main thread hangs in Ray and cannot end the run. The witness cleans up."""
     os._exit(outputs.close("failed", why, 1))

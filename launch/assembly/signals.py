@@ -1,4 +1,4 @@
-"""What SIGTERM, SIGHUP and Ctrl-C do to a run: they end it where its weights and its records fit together."""
+"""Handles SIGTERM, SIGHUP and Ctrl-C: they end a run at a point where its weights and records are consistent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from types import FrameType
 from tandem.platform.loop.spans import Spans
 
 UNINTERRUPTED = ("gradient_noise", "update", "update_critic", "update_actor", "publish", "record", "checkpoint")
-"""Spans in which the weights move or records are written: the first signal waits until the step is done."""
+"""Spans that change weights or write records. If the first signal arrives in one of them, it waits for the step's end."""
 CODES = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}
-"""Exit codes, as a shell counts them."""
+"""Exit codes, following the shell's convention."""
 
 
 class Terminated(BaseException):
-    """A signal asks the run to end; `number` says which."""
+    """A signal asks the run to end; `number` is the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,8 +33,8 @@ class Terminated(BaseException):
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raises `Terminated` for an error of the body that it has caused: compiled code that is interrupted, as Ray's, reports
-    one of its own, and what is cleared up meanwhile may fail.
+    """Raises `Terminated` in place of an error of the body that it caused. Interrupted compiled code, such as Ray's, raises
+    an error of its own, and cleanup after an interruption may fail.
     """
     try:
         yield
@@ -48,35 +48,35 @@ def unwrapped() -> Iterator[None]:
 
 
 class Signals:
-    """Raises `Terminated` in the main thread while it is open to signals: at once, or when the step is done.
+    """Raises `Terminated` in the main thread while open to signals: at once, or when the step is done.
 
-    What comes while it is closed waits for the next `open`. It closes by itself when it raises, so that what ends the run
-    is not ended in turn; while the last step is saved it is open again, and the second signal does not wait.
+    Signals that arrive while it is closed wait for the next `open`. Raising closes it, so the cleanup is not interrupted.
+    It is opened again while the last step is saved, and the second signal then raises at once.
     """
 
     def __init__(self) -> None:
-        self.spans = Spans()  # of the driver, once there is one
+        self.spans = Spans()  # replaced by the driver's spans
         self._unanswered: list[int] = []
         self._is_open, self._is_first = False, True
 
     @contextmanager
     def taken(self) -> Iterator[Signals]:
-        """The signals are ours during the body, and wait; one that is ignored, as under nohup, stays so."""
+        """Installs handlers, closed at first, during the body. A signal that is ignored, as under nohup, stays ignored."""
         before = {number: signal.getsignal(number) for number in CODES}
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
-                with suppress(ValueError):  # not in the main thread: the signals are not ours
+                with suppress(ValueError):  # not in the main thread, where handlers cannot be set
                     signal.signal(number, self._arrived)
         try:
             yield self
         finally:
             for number, handler in before.items():
-                with suppress(ValueError, TypeError):  # TypeError: it was not set by Python
+                with suppress(ValueError, TypeError):  # TypeError: the handler was not set by Python
                     signal.signal(number, handler)
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Open during the body. Who catches `Terminated` around it finds the signals closed, whatever ended it."""
+        """Opens it during the body and always closes it afterwards, so code that catches `Terminated` finds it closed."""
         with unwrapped():
             try:
                 self.open()
@@ -85,25 +85,25 @@ class Signals:
                 self.close()
 
     def open(self) -> None:
-        """Signals raise from here on; raises one that has waited."""
+        """Lets signals raise; raises a waiting signal at once."""
         self._is_open = True
         self.raise_waiting()
 
     def close(self) -> None:
-        """Signals wait from here on."""
+        """Makes signals wait."""
         self._is_open = False
 
     def raise_waiting(self) -> None:
-        """Raises what has waited; called between steps."""
+        """Raises a waiting signal; called between steps."""
         if self._unanswered:
             self._raise(self._unanswered[-1])
 
     def answered(self) -> None:
-        """The first signal that was raised is being acted upon."""
+        """Removes the oldest signal from the waiting signals, because it is being handled."""
         self._unanswered.pop(0)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        self._unanswered.append(number)  # until it is answered: a library may swallow the exception
+        self._unanswered.append(number)  # kept until `answered`: a library may swallow the exception
         is_first, self._is_first = self._is_first, False
         if self._is_open and not (is_first and self.spans.last in UNINTERRUPTED):
             self._raise(number)

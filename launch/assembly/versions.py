@@ -1,4 +1,4 @@
-"""Which versions a run was made with."""
+"""The versions of the software that a run uses."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Version by name: Python, the system, the packages that are installed, and the commit of this checkout."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    """Version by name: Python, the system, installed packages, and the commit of this checkout."""
+    result = {"python": platform.python_version(), "system": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
             continue
     commit = _commit()
-    return found | ({"commit": commit} if commit else {})
+    return result | ({"commit": commit} if commit else {})
 
 
 def _commit() -> str | None:

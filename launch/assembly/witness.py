@@ -1,9 +1,9 @@
-"""Tells the end of a run whose process could not: `python -m tandem.launch.assembly.witness FOLDER STARTED_AT SESSION`.
+"""Records the end of a run whose process was killed: `python -m tandem.launch.assembly.witness FOLDER STARTED_AT SESSION`.
 
-Ray ends the driver without a word when this node's raylet is gone, and the kernel does when memory is. So each run on Ray
-has a witness, a small process that no signal for the run reaches. It reads a line once Ray has started, and another when
-the run is over. If that one does not come, it ends what is left of a private Ray, removes its files, and writes what the
-run should have: `summary.json` and `report.html`.
+Ray ends the driver without a message when this node's raylet dies, and so does the kernel when memory runs out. Each run on
+Ray therefore has a witness: a small process that ignores the run's signals. It reads one line when Ray has started, and
+another when the run is over. If the second line does not come, the witness ends the remains of a private Ray, removes its
+files, and writes the missing `summary.json` and `report.html`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tandem.workers.cluster.private_cluster import end_processes, remove
 from tandem.workers.cluster.ray_watch import RAYLET_LOST, connection_to, own_raylet
 
 OVER = b"over\n"
-CLAIM_WAITS_S = 2.0  # the kernel closes the files of a killed process one after the other
+CLAIM_WAITS_S = 2.0  # the kernel releases a killed process's lock only when it closes that file
 KILLED = (
     "the run's process was killed, or Ray ended it because Ray's node process (raylet) on this machine was gone. The "
-    "likely cause is that the kernel had no memory left (look for 'Killed process' in dmesg). Start it again to go on"
+    "likely cause is that the kernel had no memory left (look for 'Killed process' in dmesg). Start it again to resume"
 )
 
 
 class Witness:
-    """Our end of the witness.
+    """The run's handle on its witness process.
 
     Args:
         session: the folder of a private Ray's files.
@@ -44,11 +44,11 @@ class Witness:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
     def ray_has_started(self) -> None:
-        """From here on the raylet is watched too."""
+        """Makes the witness watch the raylet too."""
         self._say(os.fsencode(own_raylet()) + b"\n")
 
     def close(self) -> None:
-        """The run is over, or says itself how it ended."""
+        """Ends the witness: the run is over, or records its own end."""
         self._say(OVER)
         assert self._process.stdin is not None
         with suppress(OSError):
@@ -57,7 +57,7 @@ class Witness:
 
     def _say(self, line: bytes) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it was killed: the run goes on without it
+        with suppress(OSError):  # the witness was killed; the run continues without it
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     why = KILLED if line in (b"", OVER) else _what_ended(run, os.fsdecode(line.rstrip(b"\n")))
     if OVER in (line, sys.stdin.buffer.readline()):
         return 0
-    with ExitStack() as stack:  # the last first, and each whatever becomes of the others
+    with ExitStack() as stack:  # runs in reverse order, each even if another fails
         stack.callback(show, folder)
         stack.callback(remove, session)
         stack.callback(end_processes, session)
@@ -81,13 +81,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _what_ended(run: psutil.Process, raylet: str) -> str:
-    """Waits until the raylet or the run's process has ended; what that means for the run, if it was not over.
+    """Waits until the raylet or the run's process ends; returns the cause of the run's end, if it was not over.
 
-    The raylet of a private Ray dies with the run's process, and may be the first whose end is seen.
+    The raylet of a private Ray dies with the run's process, and its end may be seen first.
     """
     poll = select.poll()
     poll.register(sys.stdin.buffer, select.POLLIN)
-    with suppress(OSError), connection_to(raylet) as connection:  # OSError: it has ended
+    with suppress(OSError), connection_to(raylet) as connection:  # OSError: the raylet has ended
         poll.register(connection, select.POLLIN)
         if connection.fileno() not in {descriptor for descriptor, _ in poll.poll()}:
             return KILLED
@@ -98,7 +98,7 @@ def _what_ended(run: psutil.Process, raylet: str) -> str:
 
 
 def tell(folder: Path, started_at: float, why: str) -> None:
-    """Writes how a run has ended whose process is no more, unless it has, or another goes on in its folder already."""
+    """Records the end of a run whose process is gone, unless it is recorded already or another process uses the folder."""
     from tandem.launch.storage.claim import claimed
 
     try:
@@ -112,7 +112,7 @@ def tell(folder: Path, started_at: float, why: str) -> None:
 
 
 def show(folder: Path) -> None:
-    """Makes the report of a run that has ended, if there is none; takes seconds."""
+    """Writes the report of a run that has ended, if it is missing; takes seconds."""
     if (folder / "summary.json").exists() and not (folder / "report.html").exists():
         from tandem.launch.views.page import write_report
 

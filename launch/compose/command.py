@@ -1,4 +1,4 @@
-"""What every command does: takes its arguments, and answers errors with a message and an exit code."""
+"""The common part of all commands: passes arguments, and turns errors into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from tandem.platform.system.terminal import say
 
 Main = Callable[[list[str]], int]
 Decorator = Callable[[Main], Callable[..., int]]
-OURS = "tandem."  # modules whose exceptions say all that there is to say
+OURS = "tandem."  # modules whose exceptions need no traceback
 SCRIPTS = {
     "main": "train",
     "critic_vs_group": "benchmark",
     **{name: name for name in ("evaluate", "export", "runs", "report", "doctor", "algorithms", "settings")},
 }
-"""Files of commands, and what `tandem` calls them."""
+"""Files of commands, and their names as subcommands of `tandem`."""
 
 QUIET = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # the display is ours
-    "TRANSFORMERS_VERBOSITY": "error",  # what of its warnings matters, we check ourselves
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would disturb tandem's display
+    "TRANSFORMERS_VERBOSITY": "error",  # tandem checks what matters in its warnings
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    # OpenMP threads that spin while they wait make a step ten times slower as soon as another process wants a core.
+    # Waiting OpenMP threads that spin make a step ten times slower as soon as another process needs a core.
     "OMP_WAIT_POLICY": "passive",
 }
-"""Environment of every command unless it is set already: libraries read it when they are loaded, and a private Ray hands it
-to every worker."""
+"""Environment variables of every command, unless already set. Libraries read them when they are loaded, and a private Ray
+passes them to every worker."""
 
 
 class Call:
-    """How this process was called."""
+    """How the user called this process."""
 
-    by_name = False  # `tandem train`, not `python launch/main.py`
+    by_name = False  # whether as `tandem train` instead of `python launch/main.py`
 
 
 def as_called(text: str) -> str:
-    """A text that names commands as files, with the names by which they were called."""
+    """A text that names commands as files, with the names changed to subcommands if `tandem` was called."""
     if not Call.by_name:
         return text
     return re.sub(
         r"(?:python )?(?:launch|benchmarks)/(\w+)\.py",
-        lambda found: f"tandem {SCRIPTS[found[1]]}" if found[1] in SCRIPTS else found[0],
+        lambda match: f"tandem {SCRIPTS[match[1]]}" if match[1] in SCRIPTS else match[0],
         text,
     )
 
@@ -52,14 +52,14 @@ def as_called(text: str) -> str:
 def command(
     problem: str, usage: str = "", settings: Callable[[], str] | None = None
 ) -> Callable[[Main], Callable[..., int]]:
-    """Makes a command of a function from arguments to an exit code; without arguments it takes those of the process.
+    """Makes a command from a function of arguments to an exit code. Called without arguments, it uses those of the process.
 
-    One of tandem's own errors is told in its words behind `problem`, with exit code 2; any other with its traceback, with
-    1; Ctrl-C gives 130; a reader that has gone, as `| head` does, is no error.
+    One of tandem's own errors is printed as its message after `problem`, with exit code 2; any other error is printed as a
+    traceback, with exit code 1. Ctrl-C gives 130. A closed output pipe, as with `| head`, is not an error.
 
     Args:
         usage: printed for -h and --help.
-        settings: makes what is printed for --settings.
+        settings: returns the text printed for --settings.
     """
 
     def decorate(main: Main) -> Callable[..., int]:
@@ -79,7 +79,7 @@ def command(
             except KeyboardInterrupt:
                 return 130
             except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
                 return 0
             except Exception as error:
                 if type(error).__module__.startswith(OURS):

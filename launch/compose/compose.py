@@ -1,4 +1,4 @@
-"""From the command line to a checked `Config`. A DictConfig never leaves this module."""
+"""Turns the command line into a checked `Config`. A DictConfig never leaves this module."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tandem.platform.system.text import did_you_mean
 
 CONF = "pkg://tandem.conf"
 OWN_CODE = (("", "adv_estimator"), ("algo", "policy_loss"), ("reward", "function"), ("eval", "function"))
-"""Section and name of the settings that may be `path.py:name`."""
+"""Section and name of the settings that accept `path.py:name`."""
 
 
 def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
-    """The configuration of a command line, and the keys that it sets by hand.
+    """The configuration of a command line, and the keys that it sets explicitly.
 
     Raises:
-        ConfigError: an unknown key or group, also with `+` and `++`, or a value of the wrong type.
+        ConfigError: an unknown key or group, even with `+` or `++`, or a value of the wrong type.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -36,19 +36,19 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     register_schema()
     refuse_options(overrides)
     overrides = [_with_home(override) for override in overrides]
-    given = check_overrides(overrides)
+    explicit = check_overrides(overrides)
     groups = config_groups()
     typed = [parse(override) for override in overrides]
-    choices = [one.line for one in typed if _is_choice(one, groups)]
-    if given.get("model.path") is not None and "model" not in given:
-        # The embedded model's learning rates would ruin a real one.
+    choices = [override.line for override in typed if _is_choice(override, groups)]
+    if explicit.get("model.path") is not None and "model" not in explicit:
+        # The embedded model's learning rates are too high for a pretrained model.
         choices = ["model=pretrained", *choices]
     try:
         with initialize_config_module("tandem.conf", version_base="1.3"):
             composed = hydra_compose("config", overrides=choices)
-        for one in typed:
-            if not _is_choice(one, groups):  # Hydra would read texts as numbers
-                _set(composed, one)
+        for override in typed:
+            if not _is_choice(override, groups):  # not set by Hydra, which would read some texts as numbers
+                _set(composed, override)
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
             raise ConfigError(f"{', '.join(missing)}: must be set, for example {missing[0]}=...")
@@ -56,20 +56,20 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
     assert isinstance(config, Config)
-    if config.run.epochs is not None and "run.steps" not in given:
-        config.run.steps = None  # the default gives way
+    if config.run.epochs is not None and "run.steps" not in explicit:
+        config.run.steps = None  # run.epochs replaces the default
     reward = config.reward
     if not reward.functions and reward.function is None and reward.model is None:
         reward.functions = {"exact_match": 1.0}
     _make_absolute(config)
-    return config, given.keys() - config_groups().keys()
+    return config, explicit.keys() - config_groups().keys()
 
 
 def _set(composed: Any, one: Typed) -> None:
-    """Gives a setting its value.
+    """Sets the value of one override.
 
     Raises:
-        ConfigError: it has a `${` that begins no reference.
+        ConfigError: the value has a `${` that does not begin a reference.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
@@ -77,47 +77,47 @@ def _set(composed: Any, one: Typed) -> None:
     try:
         OmegaConf.update(composed, one.key, one.value, merge=True, force_add=True)
     except GrammarParseError as error:
-        how = "${KEY} stands for another setting; as a text it is written \\${"
+        how = "${KEY} refers to another setting; as a text it is written \\${"
         raise ConfigError(f"{one.key}={one.value}: {how}") from error
 
 
 def _make_absolute(config: Config) -> None:
-    """Paths that exist here are made absolute: workers may start in another folder. Hub names stay."""
-    for owner, name in ((config.model, "path"), (config.critic, "path"), (config.reward, "model")):
-        path = getattr(owner, name)
+    """Makes existing paths absolute, since workers may start in another folder. Hub names stay unchanged."""
+    for part, name in ((config.model, "path"), (config.critic, "path"), (config.reward, "model")):
+        path = getattr(part, name)
         if path is not None and _exists(_absolute(path)):
-            setattr(owner, name, str(_absolute(path)))
+            setattr(part, name, str(_absolute(path)))
     for section, name in OWN_CODE:
-        own: Any = getattr(config, section) if section else config
-        path, colon, function = (getattr(own, name) or "").rpartition(":")
+        owner: Any = getattr(config, section) if section else config
+        path, colon, function = (getattr(owner, name) or "").rpartition(":")
         if path:
-            setattr(own, name, f"{_absolute(path)}{colon}{function}")
+            setattr(owner, name, f"{_absolute(path)}{colon}{function}")
 
 
 def _absolute(path: str) -> Path:
-    with suppress(RuntimeError):  # ~USER, who is not there
+    with suppress(RuntimeError):  # ~USER of an unknown user
         return Path(path).expanduser().absolute()
     return Path(path).absolute()
 
 
 def _exists(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # too long, or with a zero: nothing can be there
+    with suppress(OSError, ValueError):  # too long or with a null byte, so it cannot exist
         return path.exists()
     return False
 
 
 def register_schema() -> None:
-    """Makes the dataclass schema known to Hydra, as the base of `conf/config.yaml`."""
+    """Registers the dataclass schema with Hydra, as the base of `conf/config.yaml`."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="schema", node=Config)
 
 
 def refuse_options(overrides: Sequence[str]) -> None:
-    """Refuses what is written as an option, as `--learning_rate=1e-6`.
+    """Refuses arguments that are written as options, such as `--learning_rate=1e-6`.
 
     Raises:
-        ConfigError: with the setting that it may stand for.
+        ConfigError: suggests the setting that is probably meant.
     """
     for line in overrides:
         if line.startswith("-"):
@@ -127,36 +127,36 @@ def refuse_options(overrides: Sequence[str]) -> None:
 
 
 def check_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """The dotted keys and groups that the overrides set, with their values; refuses what does not exist, also with `+`.
+    """The dotted keys and groups that the overrides set, with their values.
 
     Raises:
-        ConfigError: with the nearest valid key.
+        ConfigError: a key does not exist, even with `+`; suggests the nearest valid key.
     """
     groups, keys = config_groups(), setting_keys()
-    given: dict[str, Any] = {}
-    for one in map(parse, overrides):
-        key, line = one.key, one.line
-        if one.prefix == "~":
+    values: dict[str, Any] = {}
+    for override in map(parse, overrides):
+        key, line = override.key, override.line
+        if override.prefix == "~":
             raise ConfigError(f"{line}: settings cannot be deleted; give {key} another value")
-        if one.is_sweep:
-            raise ConfigError(f"{line}: one value, please. Quote text with commas, {key}='a,b'; a list is {key}=[a,b]")
-        if _is_choice(one, groups):
-            _check_choice(line, key, one.value, groups[key])
-            given[key] = one.value
+        if override.is_sweep:
+            raise ConfigError(f"{line}: expected one value. Quote text with commas, {key}='a,b'; a list is {key}=[a,b]")
+        if _is_choice(override, groups):
+            _check_choice(line, key, override.value, groups[key])
+            values[key] = override.value
         elif "@" in line.partition("=")[0]:
-            raise ConfigError(f"{line}: only files of Hydra have a place after @; write {key}=VALUE")
+            raise ConfigError(f"{line}: @ is only allowed in Hydra files; write {key}=VALUE")
         else:
-            given |= _checked_leaves(key, one.value, keys, groups)
-    return given
+            values |= _checked_leaves(key, override.value, keys, groups)
+    return values
 
 
 def _with_home(override: str) -> str:
-    """`key=~/file` as `key=/home/me/file`: shells leave the tilde alone there, and Hydra reads it as a mistake."""
+    """`key=~/file` as `key=/home/me/file`: shells do not expand this tilde, and Hydra reads it as an error."""
     return re.sub(r"(?<==)~(?=/)", str(Path.home()), override, count=1)
 
 
 def _is_choice(one: Typed, groups: dict[str, list[str]]) -> bool:
-    """Whether it names a file of a group, as `algo=grpo`."""
+    """Whether an override selects a file of a group, such as `algo=grpo`."""
     return one.key in groups and not isinstance(one.value, dict)
 
 
@@ -165,19 +165,19 @@ def _check_choice(line: str, key: str, value: Any, choices: list[str]) -> None:
         raise ConfigError(f"{line}: write {key}=NAME, with one of {', '.join(choices)}")
     if value not in choices:
         shown = "null" if value is None else value
-        raise ConfigError(f"{key}={shown}: there is {', '.join(choices)}{_alike(str(value), choices)}")
+        raise ConfigError(f"{key}={shown}: expected one of {', '.join(choices)}{_alike(str(value), choices)}")
 
 
 def _checked_leaves(key: str, value: Any, keys: dict[str, bool], groups: dict[str, list[str]]) -> dict[str, Any]:
-    """The leaf settings of one override: itself, or those of a dictionary given for a whole section."""
+    """The leaf settings of one override: the key itself, or those in a dictionary for a whole section."""
     inside = [known for known in keys if known.startswith(key + ".")]
     if isinstance(value, dict) and inside:
         parts = [_checked_leaves(f"{key}.{name}", part, keys, groups) for name, part in value.items()]
-        return {leaf: own for part in parts for leaf, own in part.items()}
+        return {leaf: leaf_value for part in parts for leaf, leaf_value in part.items()}
     if inside:
-        raise ConfigError(f"{key}={value}: {key} is a section; set what is in it, as {inside[0]}=...")
+        raise ConfigError(f"{key}={value}: {key} is a section; set its settings, for example {inside[0]}=...")
     parent = key.rpartition(".")[0]
-    if key in keys or keys.get(parent):  # keys[parent]: a dictionary with free names, as reward.functions
+    if key in keys or keys.get(parent):  # keys[parent]: a dictionary with free names, such as reward.functions
         return {key: value}
     raise ConfigError(f"{key}: no such setting{_nearest(key, [*keys, *groups])}")
 
@@ -195,7 +195,7 @@ def _alike(word: str, known: Sequence[str]) -> str:
 
 
 def setting_keys(cls: type = Config, prefix: str = "") -> dict[str, bool]:
-    """Every leaf setting by dotted key; True where it is a dictionary with free names."""
+    """Every leaf setting by dotted key; True for a dictionary with free names."""
     hints = get_type_hints(cls)
     keys: dict[str, bool] = {}
     for item in fields(cls):
@@ -208,7 +208,7 @@ def setting_keys(cls: type = Config, prefix: str = "") -> dict[str, bool]:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted key, as JSON can hold it, without secrets."""
+    """Every setting by dotted key, in a form that JSON can hold, without secrets."""
     return {key: redacted_values(value) for key, value, _ in settings(config)}
 
 
@@ -225,7 +225,7 @@ def config_groups() -> dict[str, list[str]]:
 
 
 def explain(error: Exception) -> str:
-    """What Hydra or OmegaConf say, in one line: the key first, then what is wrong with its value."""
+    """The message of a Hydra or OmegaConf error in one line: the key, then the problem with its value."""
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")

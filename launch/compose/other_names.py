@@ -1,4 +1,4 @@
-"""What other frameworks call our settings: for messages that suggest one, and the table of docs/migration.md."""
+"""The names of our settings in other frameworks, for suggestions in messages and for the table of docs/migration.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Named:
-    """A setting of ours, or several, and its names in TRL (`GRPOConfig`, `PPOConfig`), verl and OpenRLHF."""
+    """A setting of ours and its names in TRL (`GRPOConfig`, `PPOConfig`), verl and OpenRLHF."""
 
     ours: str
     trl: tuple[str, ...] = ()
@@ -144,17 +144,17 @@ NAMES = (
 
 
 def ours(name: str) -> Named | None:
-    """The setting of ours that another framework calls so, alone or behind a dotted path."""
+    """Our setting for a name in another framework, given with or without its dotted path."""
     wanted = name.lstrip("-").replace("-", "_")
-    full = {other: one for one in reversed(NAMES) for other in (*one.trl, *one.verl, *one.openrlhf)}
-    by_leaf = {other.rpartition(".")[2]: one for other, one in full.items()}  # of several the first in the table
+    full = {other: named for named in reversed(NAMES) for other in (*named.trl, *named.verl, *named.openrlhf)}
+    by_leaf = {other.rpartition(".")[2]: named for other, named in full.items()}  # the first in the table wins
     return full.get(wanted) or by_leaf.get(wanted.rpartition(".")[2])
 
 
 def migration_table() -> str:
-    """The names as a table in Markdown, a line per setting."""
+    """The names as a Markdown table with a line per setting."""
     lines = ["| tandem | TRL | verl | OpenRLHF | |", "|---|---|---|---|---|"]
-    for one in NAMES:
-        cells = [", ".join(f"`{name}`" for name in names) for names in (one.trl, one.verl, one.openrlhf)]
-        lines.append(f"| `{one.ours}` | {' | '.join(cells)} | {one.note} |")
+    for named in NAMES:
+        cells = [", ".join(f"`{name}`" for name in names) for names in (named.trl, named.verl, named.openrlhf)]
+        lines.append(f"| `{named.ours}` | {' | '.join(cells)} | {named.note} |")
     return "\n".join(lines) + "\n"

@@ -1,9 +1,9 @@
-"""What is typed on the command line, with texts left as they are typed.
+"""Parses overrides of the command line, and keeps texts as typed.
 
-Hydra reads `2024_01_05` as the number 20240105 and `12e4567` as infinity, whatever the setting is. Here the declared type
-decides: a setting of texts gets the characters, also in lists, dictionaries and sections, and so do the names in a
-dictionary. Quotes are taken off, an unquoted `null` is None where a single value is wanted, and `${...}`, quoted or not, is
-a reference to another setting, which OmegaConf resolves.
+Hydra reads `2024_01_05` as the number 20240105 and `12e4567` as infinity, whatever the type of the setting. Here the
+declared type decides: text settings get the characters as typed, also within lists, dictionaries and sections, and so do
+the names in a dictionary. Quotes are removed. An unquoted `null` is None for a single value. `${...}`, quoted or not, is a
+reference to another setting, which OmegaConf resolves.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ class Typed:
 
 LONGEST_SHOWN = 300  # characters of an override in a message
 
-_ITEM = object()  # the type of a text in a list or dictionary, where null is a text as any other
+_ITEM = object()  # the type of a text in a list or dictionary, where null is an ordinary text
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A value without brackets: what Hydra makes of it, and its characters."""
+    """A value without brackets: as Hydra reads it, and as typed."""
 
     value: Any
     text: str
 
 
 def parse(line: str) -> Typed:
-    """The override of one argument.
+    """Parses one argument.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the argument is not an override.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     refuse_deep(line)
     try:
-        found = OverridesParser.create().parse_override(line)
+        parsed = OverridesParser.create().parse_override(line)
     except (HydraException, ValueError) as error:  # ValueError: a number of more digits than Python reads
         hint = "settings are given as key=value, and a value with special characters is quoted: key='a=b, c'"
         raise ConfigError(f"{line[:LONGEST_SHOWN]}: cannot be read; {hint}") from error
-    prefix, key = line[: len(line) - len(line.lstrip("+~"))], found.key_or_group
-    if found.is_delete() or found.is_sweep_override():
-        return Typed(line, key, None, prefix, is_sweep=found.is_sweep_override())
+    prefix, key = line[: len(line) - len(line.lstrip("+~"))], parsed.key_or_group
+    if parsed.is_delete() or parsed.is_sweep_override():
+        return Typed(line, key, None, prefix, is_sweep=parsed.is_sweep_override())
     return Typed(line, key, as_declared(_texts(line), kind_of(key)), prefix)
 
 
 def refuse_deep(line: str) -> None:
-    """Refuses an override that its parser would call itself too often for.
+    """Refuses an override that would exceed the parser's recursion limit.
 
     Raises:
-        ConfigError: it has too many brackets within each other.
+        ConfigError: its brackets are nested too deeply.
     """
     if max(accumulate((char in "[{(") - (char in "]})") for char in line), default=0) > MAX_DEPTH:
         raise ConfigError(f"{line[:LONGEST_SHOWN]}: brackets are more than {MAX_DEPTH} deep")
 
 
 def kind_of(key: str) -> Any:
-    """The declared type of what a dotted key names, or None."""
+    """The declared type of a dotted key, or None."""
     kind: Any = Config
     for name in key.split("."):
         kind = _inside(kind, name)
@@ -81,14 +81,14 @@ def kind_of(key: str) -> Any:
 
 
 def as_declared(value: Any, kind: Any) -> Any:
-    """A value made of `_Text`, lists and dictionaries, with texts where the type wants texts."""
+    """Converts a value made of `_Text`, lists and dictionaries; keeps characters as typed where the type is a text."""
     if isinstance(value, _Text):
         is_text = kind is _ITEM or (value.value is not None and (kind is str or str in get_args(kind)))
         return value.text if is_text else value.value
     if isinstance(value, list):
-        return [as_declared(one, _item_of(kind) if get_origin(kind) is list else None) for one in value]
+        return [as_declared(item, _item_of(kind) if get_origin(kind) is list else None) for item in value]
     if isinstance(value, Mapping):
-        return {name: as_declared(one, _inside(kind, name)) for name, one in value.items()}
+        return {name: as_declared(item, _inside(kind, name)) for name, item in value.items()}
     return value
 
 
@@ -105,7 +105,7 @@ def _item_of(kind: Any) -> Any:
 
 
 def _texts(line: str) -> Any:
-    """The value of an override that Hydra has accepted, with the characters of each part."""
+    """The value of a valid override, with the characters of each part as typed."""
     from antlr4 import CommonTokenStream, InputStream
     from hydra.core.override_parser.overrides_parser import create_functions
     from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
@@ -117,7 +117,7 @@ def _texts(line: str) -> Any:
         in_function = False
 
         def visitFunction(self, ctx: Any) -> Any:
-            self.in_function = True  # its arguments are Hydra's
+            self.in_function = True  # Hydra parses the arguments of functions
             value = super().visitFunction(ctx)
             self.in_function = False
             return _Text(value, str(value)) if not isinstance(value, list | dict) else value

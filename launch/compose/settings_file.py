@@ -1,4 +1,4 @@
-"""`config.yaml` of a run: the settings as plain YAML, where `${...}` and dates are texts and `1e-5` is a number."""
+"""A run's `config.yaml`: the settings as plain YAML, in which `${...}` and dates are texts and `1e-5` is a number."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tandem.platform.system.readers import parsed
 
 LARGEST = MIB  # bytes
 FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+|[-+]?(nan|inf)", re.IGNORECASE)
-"""Numbers that YAML 1.1 takes for texts and readers of YAML 1.2 do not."""
+"""Numbers that YAML 1.1 reads as texts, unlike YAML 1.2."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses aliases: nobody writes them here, and a few make gigabytes."""
+    """Refuses aliases: tandem never writes them, and a few can expand to gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Quotes what the loader would read as something else."""
+    """Quotes texts that the loader would read as another type."""
 
 
 for _class in (_Loader, _Dumper):
@@ -47,7 +47,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """Every setting of a run's folder by its dotted key.
 
     Raises:
-        FileError: `config.yaml` holds none. FileNotFoundError: there is no such file.
+        FileError: `config.yaml` has invalid content. FileNotFoundError: there is no such file.
     """
     path = folder / "config.yaml"
     try:
@@ -64,7 +64,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _leaves(section: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, Any]] = []
     for key, value in section.items():
-        found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [(f"{prefix}{key}", value)]
-    return found
+        leaves += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [(f"{prefix}{key}", value)]
+    return leaves

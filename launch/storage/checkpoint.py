@@ -1,4 +1,4 @@
-"""One checkpoint: opened if it is whole, read with every file checked against its manifest. Reading never runs code."""
+"""Opens and reads one checkpoint; checks every file against the manifest. Reading never runs code."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ NAME = re.compile(r"(?:^|/)step-(\d{6,})$")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or is not what was written."""
+    """A checkpoint could not be written, or has changed since it was written."""
 
 
 class Checkpoint:
-    """One checkpoint that is there."""
+    """One complete checkpoint."""
 
     def __init__(self, fs: Any, path: str, manifest: Manifest) -> None:
         self.fs, self.path, self.manifest, self.step = fs, path, manifest, manifest.step
 
     @property
     def suspicion(self) -> str | None:
-        """Why its weights are not to be trusted; None if nothing is known against them."""
+        """The reason why its weights are suspect; None if they are not."""
         return suspicion(self.fs, self.path)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the run that wrote it, by dotted key."""
+        """The settings, by dotted key, of the run that wrote the checkpoint."""
         return self.manifest.settings
 
     def driver(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Checkpoint:
         return self._parsed(DRIVER, dict[str, Any])
 
     def facts(self, role: str) -> list[dict[str, Any]]:
-        """What the ranks of a role kept besides tensors."""
+        """The state of a role besides tensors, by rank."""
         return self._parsed(f"{role}/{FACTS}", list[dict[str, Any]])
 
     def parts(self, role: str) -> Iterator[dict[str, Tensor]]:
@@ -62,7 +62,7 @@ class Checkpoint:
         return f"{role}/{FACTS}" in self.manifest.files
 
     def copy_model(self, folder: Path) -> None:
-        """Writes configuration and tokenizer into a local folder; names are confined to it when the manifest is read."""
+        """Writes configuration and tokenizer into a local folder. `manifest.parse` has checked that names stay below it."""
         for name in self.manifest.files:
             if name.startswith("model/"):
                 target = folder / name.removeprefix("model/")
@@ -74,8 +74,8 @@ class Checkpoint:
         content = read_file(self.fs, f"{self.path}/{name}", self.path, limit=expected.bytes)
         if Written(len(content), hashlib.sha256(content).hexdigest()) != expected:
             raise CheckpointError(
-                f"{self.path}/{name} is not what was written: its content has changed. Remove {self.path} to go on from "
-                "the checkpoint before"
+                f"{self.path}/{name} has changed since it was written. Remove {self.path} to resume from the previous "
+                "checkpoint"
             )
         return content
 
@@ -85,17 +85,17 @@ class Checkpoint:
 
 
 def open_at(fs: Any, path: str) -> Checkpoint:
-    """The checkpoint at a path, if every file is there with its size.
+    """Opens the checkpoint at a path, if every file exists with the right size.
 
     Raises:
-        ConfigError: what is missing.
+        ConfigError: the checkpoint is incomplete; says what is missing.
     """
     try:
         content = read_file(fs, f"{path}/{MANIFEST}", path)
     except FileNotFoundError:
-        raise ConfigError(f"{path} is no whole checkpoint: it has no {MANIFEST}, which is written last") from None
+        raise ConfigError(f"{path} is not a complete checkpoint: it has no {MANIFEST}, which is written last") from None
     except OSError as error:
-        raise ConfigError(f"{path} is no whole checkpoint: {MANIFEST} cannot be read: {error}") from error
+        raise ConfigError(f"{path} is not a complete checkpoint: {MANIFEST} cannot be read: {error}") from error
     manifest = parse(content, f"{path}/{MANIFEST}")
     for name, expected in manifest.files.items():
         if isinstance(fs, LocalFileSystem):
@@ -103,19 +103,19 @@ def open_at(fs: Any, path: str) -> Checkpoint:
         size = fs.size(f"{path}/{name}") if fs.exists(f"{path}/{name}") else None
         if size != expected.bytes:
             there = "is missing" if size is None else f"has {size} bytes"
-            raise ConfigError(f"{path} is no whole checkpoint: {name} {there}, {expected.bytes} bytes were written")
+            raise ConfigError(f"{path} is not a complete checkpoint: {name} {there}, {expected.bytes} bytes were written")
     return Checkpoint(fs, path, manifest)
 
 
 def suspicion(fs: Any, path: str) -> str | None:
-    """Why the weights of the checkpoint at a path are not to be trusted; None if nothing is known against them."""
+    """The reason why the weights of the checkpoint at a path are suspect; None if they are not."""
     where = f"{path}/{SUSPECT}"
     try:
         why = parsed(parse_json(read_file(fs, where, path), where), dict[str, Any], where).get("why")
     except FileNotFoundError:
         return None
     except (FileError, OSError):
-        why = None  # it is marked, whatever has become of the reason
+        why = None  # the mark counts even if its reason cannot be read
     return str(why or "it is marked as suspect")
 
 

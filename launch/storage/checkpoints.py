@@ -1,16 +1,16 @@
-"""Checkpoints: written whole or not at all, taken up only if whole.
+"""Writes checkpoints atomically, and finds the newest complete checkpoint.
 
     step-000040/
         manifest.json             written last: size and SHA-256 of every other file
-        driver.json               the loop: step, policy version, KL coefficient, rounds sampled, groups left over
+        driver.json               the loop: step, policy version, KL coefficient, rounds sampled, leftover groups
         model/                    configuration and tokenizer, as `from_pretrained` reads them
         actor/00000.safetensors   weights and Adam's moments as whole tensors, in parts
         actor/facts.json          by rank: updates, random generators
-        critic/                   the same, where there is a critic
-        suspect.json              only if the next step failed on these weights: why; resume=auto passes it over
+        critic/                   the same for the critic, if there is one
+        suspect.json              only if the next step failed on these weights: the reason; resume=auto skips it
 
-On a local disk a checkpoint is written beside its place, synced, and renamed. In an object store, which cannot rename, a
-folder without manifest counts as nothing. No file is a pickle: reading one never runs code.
+On a local disk, a checkpoint is written to a temporary folder beside its place, synced, and renamed. An object store cannot
+rename, so there a folder without a manifest does not count as a checkpoint. No file is a pickle: reading never runs code.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Checkpoints:
 
     Args:
         url: folder or fsspec address.
-        keep: how many of the newest stay. keep_best: how many of the best besides.
+        keep: how many of the newest checkpoints to keep. keep_best: how many of the best to keep in addition.
     """
 
     def __init__(self, url: str, keep: int, keep_best: int = 0) -> None:
         self.keep, self.keep_best = keep, keep_best
         self.fs, self.root = filesystem(url)
         self._is_local = isinstance(self.fs, LocalFileSystem)
-        self.run: RunIdentity | None = None  # that writes them
+        self.run: RunIdentity | None = None  # the run that writes checkpoints
         self.check_alone: Callable[[], None] = lambda: None  # raises LeaseLost if another run writes here
 
     def save(
@@ -70,13 +70,13 @@ class Checkpoints:
         settings: Mapping[str, Any],
         score: float | None,
     ) -> str:
-        """Writes the checkpoint of a step; returns its path. Older ones go once it is there.
+        """Writes the checkpoint of a step, then removes old checkpoints; returns the path.
 
         Args:
-            save_model: writes configuration and tokenizer into a folder. score: what makes one the best.
+            save_model: writes configuration and tokenizer into a folder. score: ranks checkpoints; higher is better.
 
         Raises:
-            CheckpointError: it could not be written; the older ones are as they were.
+            CheckpointError: it could not be written; older checkpoints are unchanged.
             LeaseLost: another run writes here.
         """
         self.check_alone()
@@ -86,13 +86,13 @@ class Checkpoints:
             self._clear_drafts()
             for name in (MANIFEST, SUSPECT) if not self._is_local else ():
                 if self.fs.exists(f"{place}/{name}"):
-                    self.fs.rm_file(f"{place}/{name}")  # without manifest it is not whole
+                    self.fs.rm_file(f"{place}/{name}")  # without a manifest the old checkpoint does not count
             files = {name: self._write(f"{draft}/{name}", content) for name, content in _files(driver, roles, save_model)}
             self._write(f"{draft}/{MANIFEST}", Manifest(step, score, settings, files, self.run).as_json())
             if self._is_local:
                 for folder, _, _ in os.walk(draft):
                     sync(folder)
-                if self.fs.exists(place):  # of a course that was given up
+                if self.fs.exists(place):  # left by an earlier attempt at this step
                     os.rename(place, f"{draft}.old.part")
                 os.rename(draft, place)
                 sync(self.root)
@@ -109,17 +109,17 @@ class Checkpoints:
     def _after_failure(self) -> str:
         newest = self.newest()
         if newest is None:
-            return "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it begins anew"
+            return "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it starts over"
         return (
-            "The checkpoints there are as they were. Make room and start the run again: it goes on from the newest. Or set "
+            "The existing checkpoints are unchanged. Make room and start the run again: it resumes from the newest. Or set "
             f"checkpoint.dir to another place and checkpoint.resume={newest}"
         )
 
     def find(self, resume: str, note: Callable[[str], None]) -> Checkpoint | None:
-        """The checkpoint that `checkpoint.resume` means: the newest whole one for auto.
+        """The checkpoint that `checkpoint.resume` selects; for auto, the newest complete one that is not suspect.
 
         Raises:
-            ConfigError: a path without a whole checkpoint; or for auto, there are some and none is whole.
+            ConfigError: there is no complete checkpoint at the path; or for auto, there are checkpoints but none is usable.
         """
         if resume == "never":
             return None
@@ -132,25 +132,25 @@ class Checkpoints:
         broken, is_suspect = [], False
         for path in reversed(self._folders()):
             try:
-                found = open_at(self.fs, path)
+                checkpoint = open_at(self.fs, path)
             except ConfigError as error:
                 broken.append(str(error))
                 continue
-            if found.suspicion:
+            if checkpoint.suspicion:
                 is_suspect = True
-                broken.append(f"{path} is passed over: {found.suspicion}")
+                broken.append(f"{path} is skipped: {checkpoint.suspicion}")
                 continue
             for text in broken:
-                note(f"warning: {text}; going on from {found.path} instead")
-            return found
+                note(f"warning: {text}; resuming from {checkpoint.path} instead")
+            return checkpoint
         if broken:
-            anyway = "Set checkpoint.resume to the path of one to go on from it all the same. " if is_suspect else ""
-            anew = "Set checkpoint.resume=never with another run.name to begin anew"
+            anyway = "Set checkpoint.resume to the path of one to resume from it anyway. " if is_suspect else ""
+            anew = "Set checkpoint.resume=never with another run.name to start over"
             raise ConfigError(f"{'; '.join(broken)}. {anyway}{anew}")
         return None
 
     def distrust(self, step: int, why: str) -> str | None:
-        """Marks the checkpoint of a step as suspect; returns its path, None if there is none."""
+        """Marks the checkpoint of a step as suspect; returns its path, or None if there is no such checkpoint."""
         path = f"{self.root}/step-{step:06d}"
         if path not in self._folders():
             return None
@@ -158,34 +158,34 @@ class Checkpoints:
         return path
 
     def check_writable(self) -> None:
-        """Refuses a place that cannot be written, before a step is trained.
+        """Checks, before the first step, that checkpoints can be written.
 
         Raises:
-            ConfigError: why not.
+            ConfigError: they cannot; says why.
         """
         probe = f"{self.root}/.{uuid.uuid4().hex[:8]}.part/probe"
         try:
             self._write(probe, b"")
             self.fs.rm(probe.rpartition("/")[0], recursive=True)
-        except Exception as error:  # every kind of storage has errors of its own
+        except Exception as error:  # each kind of storage raises its own errors
             raise ConfigError(
-                f"{self.root}: checkpoints cannot be written there: {error}. Set checkpoint.dir to a place that can"
+                f"{self.root}: checkpoints cannot be written there: {error}. Set checkpoint.dir to a writable place"
             ) from error
 
     def has_any(self) -> bool:
-        """Whether there is anything of a checkpoint, whole or not."""
+        """Whether there is any checkpoint, complete or not."""
         return bool(self._folders())
 
     def holds(self, found: Checkpoint) -> bool:
-        """Whether a checkpoint lies here."""
+        """Whether a checkpoint is in this place."""
         return found.path in self._folders()
 
     def newest(self) -> str | None:
-        """The path of the newest whole checkpoint with nothing against it."""
+        """The path of the newest checkpoint that is complete and not suspect."""
         return next(filter(self._can_go_on_from, reversed(self._folders())), None)
 
     def is_newest(self, found: Checkpoint | None) -> bool:
-        """Whether this is a checkpoint of this run, and all later ones are damaged or suspect."""
+        """Whether `found` is a checkpoint in this place, and all later ones are damaged or suspect."""
         if found is None or not self.holds(found):
             return False
         folders = self._folders()
@@ -197,18 +197,18 @@ class Checkpoints:
         return False
 
     def _whole(self) -> list[tuple[str, float | None]]:
-        """Path and score of every checkpoint with a manifest that can be read and nothing against it, oldest step first."""
-        found = []
+        """Path and score of every checkpoint with a readable manifest that is not suspect, oldest step first."""
+        whole = []
         for path in self._folders():
             if suspicion(self.fs, path):
                 continue
-            with suppress(FileNotFoundError, ConfigError):  # ConfigError: cut off
+            with suppress(FileNotFoundError, ConfigError):  # ConfigError: truncated
                 where = f"{path}/{MANIFEST}"
-                found.append((path, parse(read_file(self.fs, where, path), where).score))
-        return found
+                whole.append((path, parse(read_file(self.fs, where, path), where).score))
+        return whole
 
     def _folders(self) -> list[str]:
-        """Paths of what looks like a checkpoint, oldest step first."""
+        """Paths of folders with the name of a checkpoint, oldest step first."""
         self.fs.invalidate_cache()
         if not self.fs.exists(self.root):
             return []
@@ -216,8 +216,8 @@ class Checkpoints:
         return sorted((path for path in paths if NAME.search(path)), key=_step_of)
 
     def _retire(self, step: int) -> None:
-        """Removes what is not to be kept, manifests first: what is half removed counts as nothing. Of steps after this one,
-        which was saved last, there are damaged ones only: they count for nothing, and are written again.
+        """Removes checkpoints that are not kept, manifests first, so a half-removed checkpoint does not count. `step` was
+        saved last; checkpoints of later steps are all damaged, do not count, and will be overwritten.
         """
         whole = [(path, score) for path, score in self._whole() if _step_of(path) <= step]
         scored = sorted(((path, score) for path, score in whole if score is not None), key=lambda pair: -pair[1])
@@ -229,14 +229,14 @@ class Checkpoints:
 
     def _remove(self, path: str) -> None:
         if self._is_local and os.path.islink(path):
-            return  # what it leads to is not ours
+            return  # the target of a link is not ours
         try:
             if self.fs.exists(f"{path}/{MANIFEST}"):
                 self.fs.rm_file(f"{path}/{MANIFEST}")
             if self.fs.exists(path):
                 self.fs.rm(path, recursive=True)
         except OSError:
-            pass  # what cannot be removed is in nobody's way
+            pass  # leftovers do no harm
 
     def _clear_drafts(self) -> None:
         if self._is_local:
@@ -264,24 +264,24 @@ def _step_of(path: str) -> int:
 
 
 def open_newest(path: str) -> Checkpoint:
-    """The checkpoint at a path, or the newest whole one in the folder there.
+    """The checkpoint at a path, or the newest complete checkpoint in the folder at the path.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such checkpoint.
     """
     fs, root = filesystem(path)
     if NAME.search(root):
         return open_at(fs, root)
-    found = Checkpoints(path, keep=1).find("auto", lambda text: None)
-    if found is None:
+    checkpoint = Checkpoints(path, keep=1).find("auto", lambda text: None)
+    if checkpoint is None:
         raise ConfigError(f"{path}: no checkpoint there, and no folder of checkpoints")
-    return found
+    return checkpoint
 
 
 def _files(
     driver: Mapping[str, Any], roles: Mapping[str, Trained], save_model: Callable[[Path], None]
 ) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the files of a checkpoint; one part of the tensors is in memory at a time."""
+    """Yields (name, content) of the files of a checkpoint; holds one part of the tensors in memory at a time."""
     yield DRIVER, _json(driver)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))

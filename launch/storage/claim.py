@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder. Imports nothing heavy."""
+"""Locks a folder for one writing process at a time. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tandem.platform.config.schema import ConfigError
 
 
 class CannotLock(RuntimeError):
-    """The file system of a folder has no locks."""
+    """The file system of a folder does not support locks."""
 
 
 @contextmanager
 def claimed(folder: Path, setting: str = "run.dir", must_lock: bool = False, wait_s: float = 0.0) -> Iterator[int]:
-    """A folder, made if need be, which no other process writes runs into during the body.
+    """Creates the folder if needed, and locks it against other runs during the body. Yields the locked file descriptor.
 
-    The lock is that of the descriptor which is given; a child that inherits it holds the folder on.
+    A child process that inherits the descriptor keeps the lock.
 
     Args:
-        setting: that names the folder, for messages. must_lock: raises CannotLock where a file system has no locks; else
-            the folder is not locked there. wait_s: for another process that is about to end.
+        setting: the setting that names the folder, for messages. must_lock: whether to raise CannotLock if the file system
+            has no locks; otherwise the folder is then not locked. wait_s: seconds to wait for another process to end.
 
     Raises:
-        ConfigError: another process does, or the folder cannot be made.
+        ConfigError: another process holds the lock, or the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

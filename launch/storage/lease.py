@@ -1,8 +1,8 @@
-"""One run at a time writes checkpoints into a place: by a lock where the system has one, else by a lease.
+"""Lets one run at a time write checkpoints into a place: by a file lock if the file system has locks, else by a lease.
 
-A lease is a small object beside the checkpoints that its holder writes again every few seconds. Who wants one writes its
-own object and then lists all: of two that do so at once, at least one sees the other, and who sees another steps back. No
-clocks are compared: a lease whose content has not changed for `DEAD_AFTER_S` is one whose holder has died.
+A lease is a small object beside the checkpoints that its holder rewrites every few seconds. To take a lease, a run writes
+its own object and then lists all leases. If two runs do so at once, at least one sees the other, and a run that sees
+another backs off. No clocks are compared: if a lease's content has not changed for `DEAD_AFTER_S`, its holder is dead.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tandem.platform.config.schema import ConfigError
 
 RENEWED_S = 10.0
 DEAD_AFTER_S = 60.0
-ATTEMPTS = 5  # of several that begin at the same time
+ATTEMPTS = 5  # to take a lease when several runs start at the same time
 PREFIX = ".lease-"
 
 
 class LeaseLost(CheckpointError):
-    """Another run writes here."""
+    """Another run writes to this place."""
 
 
 class Lease:
-    """The right to write checkpoints below `root`; `note` is told what is waited for."""
+    """The right to write checkpoints below `root`; `note` shows a line when `take` has to wait."""
 
     def __init__(self, fs: Any, root: str, note: Callable[[str], None]) -> None:
         self._fs, self._root, self._note = fs, root, note
@@ -46,10 +46,10 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def take(self) -> None:
-        """Takes the lease, from a holder that has died too.
+        """Takes the lease if it is free or its holder has died.
 
         Raises:
-            ConfigError: another run holds it.
+            ConfigError: another run holds the lease.
         """
         for _ in range(ATTEMPTS):
             self._write()
@@ -63,29 +63,29 @@ class Lease:
         raise ConfigError(f"{self._root}: other runs want to write checkpoints there at the same time. Try again")
 
     def give_back(self) -> None:
-        """Others may write from here on."""
+        """Releases the lease."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
         self._remove(self._path)
 
     def check(self) -> None:
-        """LeaseLost if another run has taken the place over, as after a long loss of the network."""
+        """Raises LeaseLost if another run has taken over, for example after a long network outage."""
         others = self._others()
         if others or not self._fs.exists(self._path):
             who = _holder(next(iter(others.values()), b""))
-            raise LeaseLost(f"another run has taken over {self._root}, while this one could not be seen{who}")
+            raise LeaseLost(f"another run has taken over {self._root} while this run could not renew its lease{who}")
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWED_S):
-            # Without the network it is tried again; a lease that was taken over is not brought back.
+            # Network errors are retried at the next renewal. A lease that was taken over is not written again.
             with suppress(Exception):
                 self._fs.invalidate_cache()
                 if self._fs.exists(self._path):
                     self._write()
 
     def _wait_for_the_end_of(self, others: dict[str, bytes]) -> None:
-        """Returns once their holders have ended; ConfigError as soon as one shows that it lives."""
+        """Waits until the holders of other leases are dead; ConfigError as soon as a holder renews its lease."""
         self._note(f"waiting up to {DEAD_AFTER_S:g} s: a run may be writing checkpoints into {self._root}")
         deadline = time.monotonic() + DEAD_AFTER_S
         while time.monotonic() < deadline and not all(map(_has_died_here, others.values())):
@@ -102,14 +102,14 @@ class Lease:
             self._remove(path)
 
     def _others(self) -> dict[str, bytes]:
-        """The leases of others, by path."""
+        """The leases of other runs, by path."""
         self._fs.invalidate_cache()
-        found = {}
+        leases = {}
         for path in map(str, self._fs.ls(self._root, detail=False)):
             if path.rpartition("/")[2].startswith(PREFIX) and path.rpartition("/")[2] != self._path.rpartition("/")[2]:
-                with suppress(FileNotFoundError):  # given back meanwhile
-                    found[path] = self._fs.cat_file(path)
-        return found
+                with suppress(FileNotFoundError):  # released meanwhile
+                    leases[path] = self._fs.cat_file(path)
+        return leases
 
     def _write(self) -> None:
         self._renewals += 1
@@ -122,12 +122,12 @@ class Lease:
 
 @contextmanager
 def only_writer(fs: Any, root: str, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """For the body, no other run writes checkpoints below `root`.
+    """Makes this run the only writer of checkpoints below `root` during the body.
 
-    Yields a function that raises `LeaseLost` once that is no longer so.
+    Yields a function that raises `LeaseLost` if another run has taken over.
 
     Raises:
-        ConfigError: another run does, or the place cannot be written.
+        ConfigError: another run writes there, or the place cannot be written.
     """
     if isinstance(fs, LocalFileSystem):
         with suppress(CannotLock), claimed(Path(root), "checkpoint.dir", must_lock=True):
@@ -139,9 +139,9 @@ def only_writer(fs: Any, root: str, note: Callable[[str], None]) -> Iterator[Cal
         lease.take()
     except ConfigError:
         raise
-    except Exception as error:  # every kind of storage has errors of its own
+    except Exception as error:  # each kind of storage raises its own errors
         raise ConfigError(
-            f"{root}: checkpoints cannot be written there: {error}. Set checkpoint.dir to a place that can"
+            f"{root}: checkpoints cannot be written there: {error}. Set checkpoint.dir to a writable place"
         ) from error
     try:
         yield lease.check
@@ -151,22 +151,22 @@ def only_writer(fs: Any, root: str, note: Callable[[str], None]) -> Iterator[Cal
 
 
 def _this_process() -> dict[str, Any]:
-    """What tells this process from all others, and where it is."""
-    own = psutil.Process()
-    return {"host": os.uname().nodename, "pid": own.pid, "started": own.create_time(), "pids_of": _pids_of()}
+    """The identity of this process, unique over all machines."""
+    process = psutil.Process()
+    return {"host": os.uname().nodename, "pid": process.pid, "started": process.create_time(), "pids_of": _pids_of()}
 
 
 def _pids_of() -> str:
-    """Within what process numbers mean something: this boot of this machine, and its namespace."""
+    """The scope of process ids: this boot of this machine, and the pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return uuid.uuid4().hex  # none that another could have
+        return uuid.uuid4().hex  # equal to no other scope
 
 
 def _has_died_here(content: bytes) -> bool:
-    """Whether the holder was a process that this one could see, and is gone."""
+    """Whether the holder was a process in the same pid scope as this one, and is gone."""
     try:
         holder = json.loads(content)
         if holder["pids_of"] != _pids_of():
@@ -179,7 +179,7 @@ def _has_died_here(content: bytes) -> bool:
 
 
 def _holder(content: bytes) -> str:
-    """Who holds a lease, to be put into a message."""
+    """A description of a lease's holder, for messages."""
     try:
         holder = json.loads(content)
         return f" (process {int(holder['pid'])} on {holder['host']})"

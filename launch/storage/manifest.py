@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: read once, into types. Nothing in it is trusted before."""
+"""The manifest of a checkpoint, parsed into typed records before anything in it is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Written:
-    """A file as it was written."""
+    """Size and digest of a file as written."""
 
     bytes: int
     sha256: str
@@ -24,7 +24,7 @@ class Written:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What tells a run from others of its name."""
+    """The identity of a run, which distinguishes it from others with the same name."""
 
     id: str
     folder: str  # of its records, as an absolute path
@@ -32,29 +32,29 @@ class RunIdentity:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of. Every name is that of a file below the checkpoint's folder."""
+    """The contents of a checkpoint. Every name is that of a file below the checkpoint's folder."""
 
     step: int
     score: float | None
-    settings: Mapping[str, Any]  # of the run that wrote it, by dotted key
+    settings: Mapping[str, Any]  # of the run that wrote the checkpoint, by dotted key
     files: Mapping[str, Written]
-    run: RunIdentity | None = None  # that wrote it
+    run: RunIdentity | None = None  # the run that wrote the checkpoint
 
     def as_json(self) -> bytes:
-        """What `parse` reads."""
+        """The JSON that `parse` reads."""
         return json.dumps({"format": FORMAT, **asdict(self)}, default=str).encode()
 
 
 def parse(content: bytes, where: str) -> Manifest:
-    """The manifest that a file holds; `where` names the file in messages.
+    """Parses the content of a manifest file; `where` names the file in messages.
 
     Raises:
-        ConfigError: it is none; names the field.
+        ConfigError: the content is not a manifest; names the field.
     """
-    found = parsed(parse_json(content, where), dict[str, Any], where)
-    if found.get("format") != FORMAT:
-        raise ConfigError(f"{where} has format {found.get('format')!r}, this version reads {FORMAT}")
-    manifest = parsed(found, Manifest, where)
+    fields = parsed(parse_json(content, where), dict[str, Any], where)
+    if fields.get("format") != FORMAT:
+        raise ConfigError(f"{where} has format {fields.get('format')!r}, this version reads {FORMAT}")
+    manifest = parsed(fields, Manifest, where)
     if manifest.step < 0:
         raise ConfigError(f"{where}: field 'step' is {manifest.step}, expected 0 or more")
     for name in manifest.files:

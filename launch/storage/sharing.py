@@ -1,4 +1,4 @@
-"""Who may read what a command writes: `run.share` for a run, the umask of the user for an export."""
+"""Permissions of written files: from `run.share` for a run, and from the user's umask for an export."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MASKS = {"private": 0o077, "group": 0o027, "all": 0o022}
-"""By choice of `run.share`, the permissions that new files do not get."""
+"""The umask for each choice of `run.share`."""
 
 
 @contextmanager
 def shared_with(share: str) -> Iterator[None]:
-    """For the body, what this process and its children create can be read by the user alone, the group, or all."""
+    """Makes files that this process and its children create in the body readable by the user only, the group, or all."""
     before = os.umask(MASKS[share])
     try:
         yield
@@ -22,7 +22,7 @@ def shared_with(share: str) -> Iterator[None]:
 
 
 def follow_umask(folder: Path) -> None:
-    """Gives the folder and what is in it the permissions of newly made files; links are left alone."""
+    """Gives the folder and its contents the permissions of newly created files; skips links."""
     mask = os.umask(0o077)
     os.umask(mask)
     for root, _, files in os.walk(folder):

@@ -1,4 +1,4 @@
-"""Where checkpoints are, a folder or an object store, and how their files are read."""
+"""Access to checkpoint files in a local folder or an object store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fsspec.implementations.local import LocalFileSystem
 from tandem.platform.config.schema import ConfigError
 from tandem.platform.system.files import LARGEST_FILE, read_bytes
 
-CHECKPOINTS = "checkpoints"  # the folder of them in that of a run
+CHECKPOINTS = "checkpoints"  # the subfolder for checkpoints in a run's folder
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a folder or address, and the path there.
+    """The file system of a folder or address, and the path within it.
 
     Raises:
-        ConfigError: there is no such kind of address.
+        ConfigError: the kind of address is not supported.
     """
     try:
         fs, root = fsspec.core.url_to_fs(url)
@@ -29,20 +29,20 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def read_file(fs: Any, path: str, checkpoint: str, limit: int = LARGEST_FILE) -> bytes:
-    """A file of a checkpoint: on a local disk a regular one, without a link on the way, of no more bytes than the limit."""
+    """Reads a file of a checkpoint. A local file must be regular, not be below a link, and have at most `limit` bytes."""
     if isinstance(fs, LocalFileSystem):
         return read_bytes(Path(path), below=base(checkpoint), limit=limit)
     return bytes(fs.cat_file(path))
 
 
 def base(checkpoint: str) -> Path:
-    """The folder below which nothing of a checkpoint may be a link: that of the run, where it is in one."""
+    """The folder below which a checkpoint's path must not contain links: the run's folder, if the checkpoint is in one."""
     place = Path(checkpoint).parent
     return place.parent if place.name == CHECKPOINTS else place
 
 
 def sync(folder: str) -> None:
-    """Waits until the names in a folder are on the disk."""
+    """Waits until a folder's entries are on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""One tracker in a process of its own: `python -m tandem.launch.trackers.sink_process NAME`, fed by `sinks.py`.
+"""Runs one tracker in a separate process: `python -m tandem.launch.trackers.sink_process NAME`, fed by `sinks.py`.
 
-Reads JSON lines: first the facts of the run, then {"step", "metrics"} each step, at last {"status"}. What a tracker does to
-its process, be it a question, a hang or a crash, stays here.
+Reads JSON lines: first the facts of the run, then {"step", "metrics"} for each step, last {"status"}. A tracker that
+prompts, hangs or crashes affects only this process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tandem.platform.system.terminal import say
 
 
 class Tracker(Protocol):
-    """Something that shows runs. Made from the facts of the run, see `facts.for_trackers`."""
+    """A tracker of runs, created from the facts of the run; see `facts.for_trackers`."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """The record of a step."""
+        """Logs the record of a step."""
         ...
 
     def finish(self, status: str) -> None:
-        """The run has ended."""
+        """Records the end of the run."""
         ...
 
 
@@ -33,14 +33,14 @@ class TensorBoard:
     def __init__(self, facts: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        after = facts.get("resumed_after")  # what it says of later steps is done again
+        after = facts.get("resumed_after")  # later steps in the file will run again
         folder = os.path.join(facts["folder"], "tracking", "tensorboard")
         self._writer = SummaryWriter(folder, purge_step=None if after is None else after + 1)
         for name in ("config", "versions"):
             self._writer.add_text(name, "\n".join(f"    {key}: {value}" for key, value in facts[name].items()))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Scalars."""
+        """Writes scalars."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -51,7 +51,7 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases: online if there is a key and the settings allow it, else files to be sent with `wandb sync`."""
+    """Weights & Biases: online if there is a key and the settings allow it, else offline files for `wandb sync`."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         os.environ |= {"WANDB_MODE": facts["wandb_mode"], "WANDB_SILENT": "true", "WANDB_DISABLE_GIT": "true"}
@@ -68,11 +68,11 @@ class WandB:
         )
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """A row of the history."""
+        """Writes a row of the history."""
         self._run.log(metrics, step=step)
 
     def finish(self, status: str) -> None:
-        """Sends or writes the rest."""
+        """Sends or writes remaining data."""
         self._run.summary["status"] = status
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
@@ -81,7 +81,7 @@ class MLflow:
     """MLflow: files below `run.dir` unless `tracking.mlflow_uri` names a server."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
-        # It would rather have a database; files need no server and no more packages.
+        # MLflow discourages the file store, but files need no server and no further packages.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         import mlflow
 
@@ -91,11 +91,11 @@ class MLflow:
         tags = {"tags": ",".join(facts["tags"]), "user": facts["user"], **facts["versions"]}
         mlflow.start_run(run_name=facts["run"], tags=tags)
         params = [(key, str(value)[:6000]) for key, value in facts["config"].items()]
-        for start in range(0, len(params), 100):  # as many as one call takes
+        for start in range(0, len(params), 100):  # the limit of one call
             mlflow.log_params(dict(params[start : start + 100]))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Metrics; @ is not among the characters that names may have."""
+        """Writes metrics. MLflow does not allow @ in names."""
         self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
 
     def finish(self, status: str) -> None:
@@ -104,12 +104,12 @@ class MLflow:
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
-"""By the names of `tracking.sinks`."""
+"""Trackers by their names in `tracking.sinks`."""
 
 
 @command("tracker")
 def main(arguments: list[str]) -> int:
-    """Feeds the tracker that the command line names."""
+    """Runs the tracker named on the command line."""
     try:
         tracker: Tracker = TRACKERS[arguments[0]](_message(sys.stdin.readline()))
     except ImportError as error:
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
             tracker.finish(message["status"])
             return 0
         tracker.log(message["step"], message["metrics"])
-    tracker.finish("failed")  # the run is gone without a word
+    tracker.finish("failed")  # the run ended without a status
     return 0
 
 

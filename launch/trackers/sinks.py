@@ -1,7 +1,6 @@
-"""Trackers beside `metrics.jsonl`, fed from the same record. None can stop, slow or block the run.
+"""Trackers in addition to `metrics.jsonl`, fed with the same records. A tracker can never stop, slow or block the run.
 
-Each has a process of its own and a queue in between: a tracker that fails, hangs or is too slow is given up, with one
-warning.
+Each tracker has its own process and a queue. A tracker that fails, hangs or is too slow is dropped with one warning.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from tandem.platform.system.files import FileError, open_regular, own_folder, re
 from tandem.platform.system.redact import redacted
 from tandem.workers.cluster.postmortem import last_lines
 
-QUEUE = 1000  # records a tracker may be behind
-CLOSE_S = 20.0  # seconds all trackers together get to finish in
+QUEUE = 1000  # records that a tracker may be behind
+CLOSE_S = 20.0  # seconds for all trackers together to finish
 
 
 class Sink:
-    """One tracker, from the side of the run.
+    """The run's side of one tracker.
 
     Args:
-        command: what to start. log: where its own words go. note: shows a warning.
+        command: of the tracker's process. log: the file for its output. note: shows a warning.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Sink:
         self._log_file = os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUE)
         self._given_up = False
-        # In a session of its own, Ctrl-C in the terminal is not its business.
+        # A new session shields the process from Ctrl-C in the terminal.
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._process = subprocess.Popen(list(command), **pipes, text=True, errors="replace", start_new_session=True)
         self._writer = threading.Thread(target=self._write_log, name=f"log of sink {name}", daemon=True)
@@ -50,7 +49,7 @@ class Sink:
         self.send(facts)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queues a message; returns at once."""
+        """Queues a message without waiting."""
         if self._given_up:
             return
         if (code := self._process.poll()) is not None:
@@ -82,7 +81,7 @@ class Sink:
                 self._process.stdin.flush()
             self._process.stdin.close()
         except OSError:
-            pass  # its end is noticed by who sends next
+            pass  # the process has ended; the next `send` notices
 
     def _write_log(self) -> None:
         assert self._process.stdout is not None
@@ -101,7 +100,7 @@ class Sink:
             lines = [line for line in last_lines(self._log) if line.strip()]
         except OSError:
             lines = []
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
 
 class Sinks:
@@ -119,13 +118,13 @@ class Sinks:
                 note(f"warning: tracking.sinks: {name} cannot be started: {error}; the run goes on without it")
 
     def record(self, record: Mapping[str, float | int | None]) -> None:
-        """A line of `metrics.jsonl`."""
+        """Sends a record of `metrics.jsonl` to all trackers."""
         metrics = {name: value for name, value in record.items() if name != "step" and value is not None}
         for sink in self._sinks:
             sink.send({"step": record["step"], "metrics": metrics})
 
     def close(self, status: str) -> None:
-        """Tells all how the run ended, and waits for them a while."""
+        """Sends the run's status to all trackers, and waits for them up to CLOSE_S."""
         for sink in self._sinks:
             sink.send({"status": status})
         deadline = time.monotonic() + CLOSE_S

@@ -1,8 +1,9 @@
-"""Charts as SVG text, for reports that need no network and no library to be looked at.
+"""Charts as SVG text, for reports that can be read without network access or a library.
 
-Series differ in colour (Okabe and Ito's, which colour-blind readers can tell apart) and in dash, so they also do on paper.
-Colours are attributes, so a chart is whole by itself; classes let the style of a page replace them, as in the dark:
-`t` text, `g` grid, `e` edge between areas, `z` zero line, `s0` to `s7` and `f0` to `f7` lines and areas of the series.
+Series differ in colour (the palette of Okabe and Ito, which colour-blind readers can distinguish) and in dash, so they also
+differ in black-and-white print. Colours are attributes, so a chart is complete by itself. Classes let a page's style
+replace them, for example in dark mode: `t` text, `g` grid, `e` edge between areas, `z` zero line, `s0` to `s7` and `f0` to
+`f7` lines and areas of the series.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from tandem.launch.views.markup import Markup, element
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "4 4", "1 3", "10 4", "3 1")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 240, 58, 12, 30, 34
-LETTER = 6.2  # mean width in pixels of one of a legend, at most
+LETTER = 6.2  # upper bound of the mean letter width in a legend, in pixels
 Points = Sequence[tuple[float, float]]
-LARGEST = 1e100  # that is drawn: sums and spans of these are finite
-SMALLEST = 1e-100  # span that an axis is divided for
+LARGEST = 1e100  # largest value drawn: sums and spans of such values are finite
+SMALLEST = 1e-100  # smallest span that gets more than one tick
 Mark = Callable[[int, float, float], Markup]
 """(number of a series, x, y) -> its mark in the legend."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How wide a chart is, and whether its title is inside; without one there is less above it, and its legend is wider."""
+    """The width of a chart and whether it has a title inside. Without a title, the top margin is smaller and the legend
+    wider.
+    """
 
     width: int = WIDTH
     titled: bool = True
@@ -38,7 +41,7 @@ class Shape:
 
     @property
     def legend(self) -> tuple[int, int]:
-        """Where a legend begins, and the width of one of two columns."""
+        """The left edge of the legend, and the width of one of its two columns."""
         left = LEFT if self.titled else 10
         return left, (self.width - left - RIGHT) // 2
 
@@ -55,10 +58,10 @@ def lines(
     x_label: str = "",
     shape: Shape = WIDE,
 ) -> Markup:
-    """Lines over training steps, or what `x_label` says; `zero` has the axis begin at 0. Empty for nothing to draw.
+    """Lines over training steps, or over the axis of `x_label`; `zero` includes 0 in the y axis. Empty without data.
 
     Args:
-        bands: around lines of these names, points (x, low, high).
+        bands: points (x, low, high) of bands around the lines of these names.
     """
     drawn = {name: [point for point in points if _can_be_drawn(*point)] for name, points in series.items()}
     drawn = {name: points for name, points in drawn.items() if points}
@@ -78,7 +81,7 @@ def lines(
 
 
 def _line(frame: _Frame, name: str, points: Points, number: int) -> list[Markup]:
-    """A line; a single point is a dot too."""
+    """A line; a single point also gets a dot."""
     colour, tip = COLOURS[number % 8], element("title", name)
     path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
     look = {"fill": "none", "stroke_width": 1.6, "stroke": colour, "stroke_dasharray": DASHES[number % 8]}
@@ -100,7 +103,7 @@ def _band(frame: _Frame, band: Sequence[tuple[float, float, float]], number: int
 
 
 def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: str = "", zero: bool = True) -> Markup:
-    """Values with their intervals, (value, low, high), one row each; `zero` draws the line where nothing differs."""
+    """Values with intervals, (value, low, high), one row each; `zero` draws a line at 0."""
     rows = {name: row for name, row in rows.items() if _can_be_drawn(*row)}
     if not rows:
         return Markup()
@@ -128,7 +131,7 @@ def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: 
 
 
 def areas(title: str, series: Mapping[str, Points], unit: str = "", x_label: str = "", shape: Shape = WIDE) -> Markup:
-    """Areas on top of each other over training steps; series have the same steps."""
+    """Stacked areas over training steps; all series must have the same steps."""
     if not series or not any(series.values()):
         return Markup()
     steps = [x for x, _ in next(iter(series.values()))]
@@ -152,7 +155,7 @@ def areas(title: str, series: Mapping[str, Points], unit: str = "", x_label: str
 def bars(
     title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "", left: int = 90, shape: Shape = WIDE
 ) -> Markup:
-    """Horizontal bars of parts that add up, one bar to a row; names of rows have `left` pixels."""
+    """Horizontal stacked bars, one per row; row names have `left` pixels."""
     rows = {
         name: {part: value for part, value in row.items() if _can_be_drawn(value) and value >= 0}
         for name, row in rows.items()
@@ -187,11 +190,11 @@ def _can_be_drawn(*values: float) -> bool:
 
 
 class _Frame:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     def __init__(self, x0: float, x1: float, y0: float, y1: float, shape: Shape = WIDE) -> None:
         self.shape, self.right = shape, shape.width - RIGHT
-        self.xs = [value for value in ticks(x0, x1) if value == int(value)]  # steps are whole
+        self.xs = [value for value in ticks(x0, x1) if value == int(value)]  # steps are integers
         self.ys = ticks(y0, y1)
         self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + max(1, abs(x0) / 100)
         self.y0, self.y1 = min(y0, self.ys[0]), max(y1, self.ys[-1])
@@ -241,7 +244,7 @@ def _short(value: float) -> str:
 
 
 def _legend(names: Sequence[str], top: float, mark: Mark, shape: Shape) -> tuple[list[Markup], int]:
-    """The legend and its height; in one column if a name is too long for two."""
+    """The legend and its height; has one column if a name is too long for two."""
     left, width = shape.legend
     columns = 2 if max(map(len, names), default=0) * LETTER <= width - 27 else 1
     body = []

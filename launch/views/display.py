@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live display on a terminal, plain lines elsewhere. Neither can stop the run."""
+"""Shows a run's progress: a live display on a terminal, plain lines elsewhere. A failing display never stops the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = {
     "ray": "starting a private Ray",
     "cluster": "joining the Ray cluster",
     "roles": "starting the roles",
-    "load": "loading their models",
+    "load": "loading the models",
     "resume": "loading the checkpoint",
     "generate": "sampling",
     "score": "scoring",
@@ -35,45 +35,45 @@ WORDS = {
     "evaluate": "evaluating",
     "checkpoint": "writing a checkpoint",
 }
-"""What phases and spans are called for people."""
-AROUND = frozenset({"step", "infer", "update"})  # spans of others
+"""Display names of phases and spans."""
+AROUND = frozenset({"step", "infer", "update"})  # spans that contain other spans
 ENDINGS = frozenset({"closing", "finished", "interrupted", "failed"})
-PROGRESS_S = 10.0  # seconds between plain lines of a long job
+PROGRESS_S = 10.0  # seconds between progress lines in plain mode
 
 
 class Display(Protocol):
     """Shows the run's progress."""
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Shows a permanent line."""
         ...
 
     def phase(self, name: str) -> None:
-        """What the run does now, by its span name."""
+        """Shows the current phase, given by its span name."""
         ...
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """So much of a long job is done; with 0 before it begins."""
+        """Shows the progress of a long job; call it with `done=0` before the job begins."""
         ...
 
     def begin(self, steps: int) -> None:
-        """Training of so many steps begins."""
+        """Starts the display of a training of `steps` steps."""
         ...
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """A step has ended."""
+        """Shows a finished step."""
         ...
 
     def close(self) -> None:
-        """The run has ended."""
+        """Ends the display."""
         ...
 
 
 def make_display(tracking: TrackingConfig, hidden: Container[str] = ()) -> Display:
-    """The display that `tracking.console` asks for; auto is rich on a terminal and plain lines elsewhere.
+    """The display that `tracking.console` selects; auto means rich on a terminal and plain lines elsewhere.
 
     Args:
-        hidden: metrics that are not worth a glance.
+        hidden: metrics to leave out.
     """
     console = tracking.console
     if console == "auto":
@@ -84,13 +84,13 @@ def make_display(tracking: TrackingConfig, hidden: Container[str] = ()) -> Displ
 
 
 def warm_start(display: Display) -> Callable[[int, int], None]:
-    """Shows (step, total) of the fine-tuning of the embedded model."""
+    """A callback that shows the progress (step, total) of the embedded model's fine-tuning."""
 
     def show(step: int, total: int) -> None:
         if step == 0 and total:
             display.note(
-                f"building the embedded model: {total} steps of supervised fine-tuning, so that it knows the form of the "
-                "task. Once: then it is in the cache"
+                f"building the embedded model: {total} steps of supervised fine-tuning teach it the format of the task. "
+                "This happens once; later runs use the cache"
             )
         display.progress("building the embedded model", step, total)
 
@@ -98,12 +98,12 @@ def warm_start(display: Display) -> Callable[[int, int], None]:
 
 
 def worded(name: str) -> str:
-    """A phase or span in words."""
+    """The display name of a phase or span."""
     return WORDS.get(name, name.replace("_", " "))
 
 
 def headline(metrics: Metrics, hidden: Container[str] = ()) -> list[tuple[str, str]]:
-    """(label, value) of what is worth a glance."""
+    """(label, value) of the main metrics."""
     wanted = (
         ("reward", "reward/mean", "{:.3f}"),
         ("length", "response/length_mean", "{:.1f}"),
@@ -118,59 +118,59 @@ def headline(metrics: Metrics, hidden: Container[str] = ()) -> list[tuple[str, s
     shown = [(label, form.format(metrics[key])) for label, key, form in wanted if key in metrics and key not in hidden]
     if metrics.get("reward/unscorable"):
         shown.append(("unscorable", f"{metrics['reward/unscorable']:.0f} of {metrics['samples/sampled']:.0f}"))
-    return shown + [(key, f"{metrics[key]:.3f}") for key, found in held_out(metrics).items() if not found.is_detail]
+    return shown + [(key, f"{metrics[key]:.3f}") for key, metric in held_out(metrics).items() if not metric.is_detail]
 
 
 class SilentDisplay:
     """Shows nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def phase(self, name: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def begin(self, steps: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Unfailing:
-    """Shows what another display shows; one that fails, as when nobody reads its output any more, is given up."""
+    """Wraps another display and drops it if it fails, for example when its output pipe is closed."""
 
     def __init__(self, display: Display) -> None:
         self._display: Display | None = display
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Shows a permanent line."""
         self._show(lambda display: display.note(text))
 
     def phase(self, name: str) -> None:
-        """What the run does now."""
+        """Shows the current phase."""
         self._show(lambda display: display.phase(name))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """So much of a long job is done."""
+        """Shows the progress of a long job."""
         self._show(lambda display: display.progress(what, done, total))
 
     def begin(self, steps: int) -> None:
-        """Training of so many steps begins."""
+        """Starts the display of a training of `steps` steps."""
         self._show(lambda display: display.begin(steps))
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """A step has ended."""
+        """Shows a finished step."""
         self._show(lambda display: display.step(step, metrics))
 
     def close(self) -> None:
-        """The run has ended."""
+        """Ends the display."""
         self._show(lambda display: display.close())
 
     def _show(self, what: Callable[[Display], None]) -> None:
@@ -185,31 +185,31 @@ class Unfailing:
 
 
 class PlainDisplay(SilentDisplay):
-    """What is done up to the end of the first step, a line for that, about fifty more, and every evaluation.
+    """Prints each phase until the end of the first step, then about fifty step lines and every evaluation.
 
     Args:
-        hidden: metrics that are not worth a glance. error: whether lines go to standard error.
+        hidden: metrics to leave out. error: whether lines go to standard error.
     """
 
     def __init__(self, hidden: Container[str] = (), error: bool = False) -> None:
         self._hidden, self._error = hidden, error
         self._steps, self._every = 0, 1
-        self._said: set[str] = set()  # phases
-        self._is_first = True  # until a step has ended
+        self._said: set[str] = set()  # phases already printed
+        self._is_first = True  # until the first step ends
         self._began = self._shown_at = 0.0
 
     def note(self, text: str) -> None:
-        """A line."""
+        """Prints a line."""
         say(text, error=self._error)
 
     def phase(self, name: str) -> None:
-        """A line for each phase of the first step and before it; how a run ends is told by the run."""
+        """Prints a line per phase up to the end of the first step. The run itself reports how it ended."""
         if self._is_first and name not in self._said | AROUND | ENDINGS:
             self._said.add(name)
             self.note(f"first step: {worded(name)}" if self._steps and name != "evaluate" else worded(name))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """A line every ten seconds, with the time that is left."""
+        """Prints a line every ten seconds, with the time left."""
         now = time.monotonic()
         if done == 0:
             self._began = self._shown_at = now
@@ -219,11 +219,11 @@ class PlainDisplay(SilentDisplay):
             self.note(f"{what}: {done} of {total}, about {left:.0f} s left")
 
     def begin(self, steps: int) -> None:
-        """Training of so many steps begins."""
+        """Sets the interval of step lines for a training of `steps` steps."""
         self._steps, self._every = steps, max(1, steps // 50)
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """A line, if this step is due one."""
+        """Prints a line if one is due for this step."""
         self._is_first = self._is_first and "reward/mean" not in metrics
         evaluated = bool(held_out(metrics))
         if step <= 1 or step == self._steps or step % self._every == 0 or evaluated:
@@ -233,7 +233,7 @@ class PlainDisplay(SilentDisplay):
 
 
 class RichDisplay(SilentDisplay):
-    """A progress bar with the phase and the time left, over a table of the last step."""
+    """Shows a progress bar with phase and time left, above a table of the last step's metrics."""
 
     def __init__(self, hidden: Container[str] = ()) -> None:
         from rich.console import Console
@@ -258,46 +258,46 @@ class RichDisplay(SilentDisplay):
             console=self._console,
         )
         self._hidden, self._steps = hidden, 0
-        self._is_a_job = False  # the bar is that of `progress`, not that of the steps
+        self._is_a_job = False  # whether the bar shows a job of `progress` instead of the training steps
         self._task = self._bar.add_task("starting", total=None, count="")
         self._live = Live(self._bar, console=self._console, refresh_per_second=4, transient=False)
         self._live.start()
         self._shown_at = 0.0
 
     def note(self, text: str) -> None:
-        """A line above the display."""
+        """Prints a line above the display."""
         self._console.print(shown(text), markup=False, highlight=False, emoji=False)
 
     def phase(self, name: str) -> None:
-        """The phase, left of the bar."""
+        """Shows the phase to the left of the bar."""
         if self._is_a_job:
             self._restart("", None)
         self._bar.update(self._task, description=one_line(worded(name)))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """The bar is that of the job, with the time that is left."""
+        """Makes the bar show the job, with the time left."""
         if not self._is_a_job:
             self._restart(what, total)
         self._is_a_job = True
         self._bar.update(self._task, completed=done, count=f"{done}/{total}")
 
     def begin(self, steps: int) -> None:
-        """Training of so many steps begins."""
+        """Starts the bar of a training of `steps` steps."""
         self._steps = steps
         self._restart("", steps)
 
     def _restart(self, what: str, total: int | None) -> None:
-        """Another bar in the place of this one; without a total it counts nothing."""
+        """Replaces the bar with a new one; without a total it shows no count."""
         self._bar.remove_task(self._task)
         count = "" if total is None else f"0/{total}"
         self._task, self._is_a_job = self._bar.add_task(one_line(what), total=total, count=count), False
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """Moves the bar; the table is renewed at most four times a second."""
+        """Advances the bar; updates the table at most four times a second."""
         self._bar.update(self._task, completed=step, count=f"{step}/{self._steps}")
         evaluated = held_out(metrics)
         if evaluated:
-            values = (f"{key} {metrics[key]:.3f}" for key, found in evaluated.items() if not found.is_detail)
+            values = (f"{key} {metrics[key]:.3f}" for key, metric in evaluated.items() if not metric.is_detail)
             self.note(f"step {step}: {', '.join(values)}")
         if evaluated or time.monotonic() - self._shown_at > 0.25:
             self._shown_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""A run as one page that needs nothing else."""
+"""The report of a run as one self-contained page."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tandem.platform.system.files import write_text
 from tandem.platform.system.text import human_bytes
 
 GIB = 2**30
-SAMPLES = 60  # shown, the newest
+SAMPLES = 60  # number of samples shown, newest first
 CHART = Shape(width=360, titled=False)
 STEP = "training step"
 PLACES = {"worst": "lowest reward", "best": "highest reward"}
-UNTOLD = ("run.name", "run.dir")  # of the settings in the header: they are the run's own
+UNTOLD = ("run.name", "run.dir")  # settings that every run has its own values of
 
 
 def write_report(folder: Path) -> Path:
     """Writes the report of the run in a folder; returns its path.
 
     Raises:
-        ConfigError: there is no run, one of its files holds something else, or the report cannot be written.
+        ConfigError: there is no run, one of its files has invalid content, or the report cannot be written.
     """
     target, text = folder / "report.html", render(folder)
     try:
@@ -42,10 +42,10 @@ def write_report(folder: Path) -> Path:
 
 
 def render(folder: Path) -> Markup:
-    """The page.
+    """The page as HTML.
 
     Raises:
-        ConfigError: there is no run. FileError: one of its files holds something else, or is a link.
+        ConfigError: there is no run. FileError: one of its files has invalid content, or is a link.
     """
     run, steps = read(folder), read_metrics(folder)
     trained = [step for step in steps if "reward/mean" in step]
@@ -64,7 +64,7 @@ def render(folder: Path) -> Markup:
 
 
 def page(title: str, *body: object) -> Markup:
-    """A page that needs nothing else."""
+    """A self-contained page."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -76,7 +76,7 @@ def page(title: str, *body: object) -> Markup:
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]], numbers: Sequence[object] = ()) -> Markup:
-    """A table with a row of names, if there are any; columns called as in `numbers` stand on the right."""
+    """A table with an optional header row; the columns named in `numbers` are right-aligned."""
     looks = ["n" if name in numbers else None for name in head] or [None] * max(map(len, rows), default=0)
 
     def row(kind: str, cells: Sequence[object]) -> Markup:
@@ -87,7 +87,7 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], numbers: Seq
 
 
 def _header(run: Run) -> Markup:
-    """Name, status and, of a run that failed, why."""
+    """Name, status and, for a failed run, the error."""
     status = element("span", run.status, class_=f"badge {run.status}" if run.status in ("finished", "failed") else "badge")
     facts = {"algorithm": run.algo, "by": run.who, "started": run.when.replace("T", " "), "tags": run.tags}
     spans = [element("span", key, " ", element("b", value)) for key, value in facts.items() if value != ""]
@@ -101,26 +101,26 @@ def _header(run: Run) -> Markup:
 
 
 def _tiles(run: Run, steps: Sequence[Record], trained: Sequence[Record], total_s: float | None) -> Markup:
-    """What came of the run, in a few numbers: each of the last with the first."""
-    measured = {key: found for key, found in held_out(_keys(steps)).items() if found.measure == "greedy"}
+    """The main results of the run: last values, with the first values below."""
+    measured = {key: metric for key, metric in held_out(_keys(steps)).items() if metric.measure == "greedy"}
     what = "held-out reward" if run.verifier is None else "held-out accuracy"
-    found = [
-        (_number(last), f"{what}, {one.name}", first)
-        for key, one in measured.items()
+    tiles = [
+        (_number(last), f"{what}, {metric.name}", first)
+        for key, metric in measured.items()
         for first, last in [_ends(steps, key)]
     ]
     first, last = _ends(trained, "reward/mean")
-    found.append((_number(last), "mean reward of the last step", first))
+    tiles.append((_number(last), "mean reward of the last step", first))
     shown = [
         element("div", element("b", value), element("span", what), _at_first(start), class_="tile")
-        for value, what, start in found
+        for value, what, start in tiles
     ]
     planned = run.settings.get("run.steps")
     of = f" of {planned}" if isinstance(planned, int) else ""
     rest = [
         (f"{run.step}{of}", "training steps"),
-        (_duration(total_s), "from the command to the end"),
-        ("-" if run.memory is None else human_bytes(run.memory), "memory at the peak, all roles"),
+        (_duration(total_s), "total time"),
+        ("-" if run.memory is None else human_bytes(run.memory), "peak memory, all roles"),
     ]
     return element(
         "div",
@@ -141,7 +141,7 @@ def _at_first(value: float | None) -> Markup:
 
 
 def _duration(seconds: float | None) -> str:
-    """75 as "1 min 15 s"; a dash for a time that is not known, or that cannot be."""
+    """75 as "1 min 15 s"; a dash for an unknown or impossible time."""
     if seconds is None or not 0 <= seconds < 1e9:
         return "-"
     minutes, hours = int(seconds / 60), int(seconds / 3600)
@@ -152,17 +152,18 @@ def _duration(seconds: float | None) -> str:
 
 def _about(run: Run) -> Markup:
     """Model, data, reward, and the settings that differ from the defaults."""
-    own = run.settings
-    task = f"embedded task {own.get('task.name', '')}".strip()
-    rewards = [key.partition(".functions.")[2] for key in own if key.startswith("reward.functions.")]
-    rewards += [str(own[key]) for key in ("reward.function", "reward.model") if own.get(key)]
+    settings = run.settings
+    task = f"embedded task {settings.get('task.name', '')}".strip()
+    rewards = [key.partition(".functions.")[2] for key in settings if key.startswith("reward.functions.")]
+    rewards += [str(settings[key]) for key in ("reward.function", "reward.model") if settings.get(key)]
     different = {key: value for key, value in changed(run).items() if key not in UNTOLD}
-    files = [own.get("data.eval"), *(value for key, value in own.items() if key.startswith("data.eval_sets."))]
+    files = [settings.get("data.eval"), *(value for key, value in settings.items() if key.startswith("data.eval_sets."))]
     facts = {
-        "Model": own.get("model.path")
-        or f"embedded model, {own.get('model.tiny.layers', '-')} layers of width {own.get('model.tiny.hidden_size', '-')}",
-        "Training data": own.get("data.train") or task,
-        "Held-out data": ", ".join(str(one) for one in files if one) or (task if not own.get("data.train") else "none"),
+        "Model": settings.get("model.path")
+        or f"embedded model, {settings.get('model.tiny.layers', '-')} layers of width "
+        f"{settings.get('model.tiny.hidden_size', '-')}",
+        "Training data": settings.get("data.train") or task,
+        "Held-out data": ", ".join(str(file) for file in files if file) or ("none" if settings.get("data.train") else task),
         "Reward": ", ".join(rewards) or "-",
         "Verifier": run.verifier or ("none" if run.verifier is None else "-"),
     }
@@ -178,7 +179,7 @@ def _about(run: Run) -> Markup:
 
 
 def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> list[Markup]:
-    """Every chart that the records have something for, and why others are missing."""
+    """All charts that the records have data for, and the reasons why others are missing."""
     if not trained and not held_out(_keys(steps)):
         return [element("p", "No step has ended.")]
     chosen = panels(run.settings)
@@ -187,8 +188,8 @@ def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> l
         for phase in PHASES
         if any(f"time/{phase}_s" in step for step in trained)
     }
-    first, *others = [_lines(one, trained) for one in chosen.shown]
-    accuracy = [_lines(one, steps) for one in _held_out(steps, run.verifier)]
+    first, *others = [_lines(panel, trained) for panel in chosen.shown]
+    accuracy = [_lines(panel, steps) for panel in _held_out(steps, run.verifier)]
     time, memory = (
         areas("Time per phase", phases, "s", STEP, CHART),
         bars("Memory per role", _memory(trained), "GiB", shape=CHART),
@@ -197,22 +198,22 @@ def _training(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> l
         _figure("Time per phase", ["time/<phase>_s"], "seconds", time),
         _figure("Memory per role at the end", ["memory/<role>/<kind>_bytes"], "GiB", memory),
     ]
-    drawn = [one for one in (first, *accuracy, *others, *costs) if one]
+    drawn = [chart for chart in (first, *accuracy, *others, *costs) if chart]
     missing = [element("p", f"Not shown: {why}.", class_="facts") for why in chosen.reasons]
     return [element("div", *drawn, class_="charts"), *missing]
 
 
 def _lines(panel: Panel, among: Sequence[Record]) -> Markup:
-    """A panel over the steps; empty if they have nothing for it."""
+    """A panel over training steps; empty if the steps have no data for it."""
     points = {name: [(step["step"], step.get(key)) for step in among] for name, key in panel.curves.items()}
-    known = {name: [(x, y) for x, y in own if x is not None and y is not None] for name, own in points.items()}
+    known = {name: [(x, y) for x, y in curve if x is not None and y is not None] for name, curve in points.items()}
     keys = [key for name, key in panel.curves.items() if known[name]]
     drawn = lines(panel.title, known, panel.unit, panel.zero, x_label=STEP, shape=CHART)
     return _figure(panel.title, keys, panel.unit, drawn)
 
 
 def _figure(title: str, keys: Sequence[str], unit: str, drawn: Markup) -> Markup:
-    """A chart under its title, the unit and the names of its metrics; empty if nothing is drawn."""
+    """A chart with a caption of title, metric names and unit; empty if `drawn` is empty."""
     if not drawn:
         return drawn
     names = element("span", ", ".join(keys), f" ({unit})" if unit else None, class_="key")
@@ -220,26 +221,27 @@ def _figure(title: str, keys: Sequence[str], unit: str, drawn: Markup) -> Markup
 
 
 def _held_out(steps: Sequence[Record], verifier: str | None) -> list[Panel]:
-    """The panels of held-out sets: what the verifier says, and the training reward where that is something else."""
-    curves = {f"{one.name} {one.measure}": one for one in held_out(_keys(steps)).values()}
-    measured = {curve: one.key for curve, one in curves.items() if one.measure in ("greedy", "mean")}
-    rewards = {curve: one.key for curve, one in curves.items() if one.measure == "reward"}
+    """The panels of held-out sets: the verifier's score, and the training reward where it differs."""
+    curves = {f"{metric.name} {metric.measure}": metric for metric in held_out(_keys(steps)).values()}
+    measured = {curve: metric.key for curve, metric in curves.items() if metric.measure in ("greedy", "mean")}
+    rewards = {curve: metric.key for curve, metric in curves.items() if metric.measure == "reward"}
     title = "Held-out reward (no verifier)" if verifier is None else "Held-out accuracy"
-    found = [Panel(f"{title} ({verifier})" if verifier else title, measured)]
-    return [*found, *([Panel("Held-out reward", rewards)] if rewards else [])]
+    accuracy = Panel(f"{title} ({verifier})" if verifier else title, measured)
+    return [accuracy, *([Panel("Held-out reward", rewards)] if rewards else [])]
 
 
 def _keys(steps: Sequence[Record]) -> dict[str, None]:
-    """All metrics of the records, each once, in the order in which they come up."""
+    """All metrics of the records, each once, in order of first appearance."""
     return dict.fromkeys(key for step in steps for key in step)
 
 
 def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """By role weights, gradients and optimizer, and what its process has had besides at its peak."""
+    """Memory in GiB by role: weights, gradients, optimizer, and the rest of its process's peak."""
     rows: dict[str, dict[str, float]] = {}
     for key, value in (trained[-1] if trained else {}).items():
-        if value and (found := memory_key(key)):
-            rows.setdefault(found[0], {})[found[1]] = value / GIB
+        if value and (role_and_kind := memory_key(key)):
+            role, kind = role_and_kind
+            rows.setdefault(role, {})[kind] = value / GIB
     for row in rows.values():
         if "peak" in row:
             row["other at peak"] = max(0.0, row.pop("peak") - sum(row.values()))
@@ -247,25 +249,26 @@ def _memory(trained: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def _samples(folder: Path) -> list[Markup]:
-    """The newest samples as cards by step; each step keeps its worst and its best, and others of as many prompts."""
+    """The newest samples as cards by step."""
     rows = read_samples(folder)
     if not rows:
-        return [element("p", "None were kept (tracking.samples_every).")]
+        return [element("p", "No samples were kept (tracking.samples_every).")]
     parts = [
         element(
             "p",
-            f"{min(len(rows), SAMPLES)} of {len(rows)}, the newest steps first. A step keeps the samples with the lowest "
-            "and the highest reward, then low and high ones in turns, of every prompt one before any gives two.",
+            f"{min(len(rows), SAMPLES)} of {len(rows)} samples, newest steps first. Each step keeps the samples with the "
+            "lowest and the highest reward, then alternates between low and high. No prompt gives a second sample before "
+            "every prompt has given one.",
         )
     ]
     for step, group in groupby(rows[:SAMPLES], key=lambda pair: pair[0]):
-        own = [row for _, row in group]
-        parts += [element("h3", f"Step {step}"), element("div", *_cards(own), class_="samples")]
+        samples = [row for _, row in group]
+        parts += [element("h3", f"Step {step}"), element("div", *_cards(samples), class_="samples")]
     return parts
 
 
 def _cards(rows: Sequence[SampleRow]) -> list[Markup]:
-    """The samples of a step; the best and the worst are marked where they differ."""
+    """The samples of a step; marks those with the lowest and highest reward, unless all rewards are equal."""
     scored = [row.reward for row in rows if row.reward is not None]
     least, most = min(scored, default=0.0), max(scored, default=0.0)
     return [

@@ -1,12 +1,12 @@
-"""What of a run is charted, and what is not because its settings hold it still.
+"""The charts of a run, without metrics that the run's settings keep constant.
 
-`still` decides by the settings, not by the data, so that it can be told why a curve is missing.
+`still` depends only on the settings, not on the data, so the report can say why a curve is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.platform.algorithms.registry import ESTIMATORS
@@ -14,7 +14,7 @@ from tandem.platform.algorithms.registry import ESTIMATORS
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart over training steps: a title for people, and by its name in the legend the metric of each curve."""
+    """A chart over training steps: a title, and the metric of each curve by its name in the legend."""
 
     title: str
     curves: Mapping[str, str]
@@ -24,7 +24,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Still:
-    """Metrics that cannot move under the settings of a run, and why."""
+    """Metrics that the settings of a run keep constant, and the reason."""
 
     keys: tuple[str, ...]
     why: str
@@ -32,7 +32,7 @@ class Still:
 
 @dataclass(frozen=True)
 class Panels:
-    """The panels of a run, and the reasons for those that it lacks."""
+    """The panels of a run, and the reasons why others are missing."""
 
     shown: Sequence[Panel]
     reasons: Sequence[str] = field(default_factory=tuple)
@@ -59,49 +59,46 @@ CRITIC = ("critic/explained_variance", "critic/grad_norm", "critic/loss")
 
 
 def still(settings: Mapping[str, Any]) -> list[Still]:
-    """What cannot move under settings by their dotted keys; one that is missing or no number holds nothing still.
+    """The metrics that these settings, by dotted key, keep constant. A missing or non-numeric setting keeps none constant.
 
-    The ratio of an update is to the policy before the update, whoever sampled: it is 1 in the first optimizer step of a
-    batch, also for stale samples, and differs from 1 in later ones alone.
+    The ratio of an update compares with the policy before the update, even if an older policy drew the samples. It is 1 in
+    the first optimizer step of a batch, also for stale samples, and can differ from 1 only in later steps.
     """
-    found = []
+    constant = []
     if settings.get("train.minibatches") == 1 and settings.get("train.epochs_per_batch") == 1:
-        found.append(
+        constant.append(
             Still(
                 RATIO,
-                "One optimizer step per batch: the policy of the old log-probs is the policy that is trained, so the ratio "
-                "is 1, and clip and KL to it stay 0. train.minibatches or train.epochs_per_batch make more",
+                "One optimizer step per batch: the old log-probs come from the policy that is updated, so the ratio is 1, "
+                "and the clip fraction and the KL stay 0. Raise train.minibatches or train.epochs_per_batch for more steps",
             )
         )
     elif settings.get("algo.policy_loss") == "policy_gradient":
-        found.append(Still(("policy/clip_frac",), "algo.policy_loss=policy_gradient has no clip"))
+        constant.append(Still(("policy/clip_frac",), "algo.policy_loss=policy_gradient has no clip"))
     if settings.get("algo.kl_loss_coef") == 0 and settings.get("algo.kl_reward_coef") == 0:
-        found.append(
+        constant.append(
             Still(("policy/kl", "kl/sampled"), "algo.kl_loss_coef=0 and algo.kl_reward_coef=0: there is no KL term")
         )
     name = settings.get("adv_estimator")
     if isinstance(name, str) and name in ESTIMATORS and not ESTIMATORS[name].needs_critic:
-        found.append(Still(CRITIC, f"adv_estimator={name}: there is no critic"))
+        constant.append(Still(CRITIC, f"adv_estimator={name}: there is no critic"))
     if settings.get("rollout.samples_per_prompt") == 1:
-        found.append(Still(("group/zero_std_frac",), "One sample per prompt: no group can vary"))
+        constant.append(Still(("group/zero_std_frac",), "One sample per prompt: no group can vary"))
     if settings.get("rollout.max_staleness") == 0:
-        found.append(Still(("rollout/staleness_mean",), "rollout.max_staleness=0: every sample is of the newest policy"))
-    return found
+        constant.append(Still(("rollout/staleness_mean",), "rollout.max_staleness=0: the newest policy draws every sample"))
+    return constant
 
 
 def still_keys(settings: Mapping[str, Any]) -> frozenset[str]:
-    """The metrics that cannot move under these settings."""
-    return frozenset(key for one in still(settings) for key in one.keys)
+    """The metrics that these settings keep constant."""
+    return frozenset(key for metrics in still(settings) for key in metrics.keys)
 
 
 def panels(settings: Mapping[str, Any]) -> Panels:
-    """The panels of a run with these settings; which of them have data, only its records say."""
-    hidden, charted = still_keys(settings), {key for one in PANELS for key in one.curves.values()}
-    kept = [
-        Panel(one.title, {name: key for name, key in one.curves.items() if key not in hidden}, one.unit, one.zero)
-        for one in PANELS
-    ]
+    """The panels of a run with these settings; the run's records may lack data for some of them."""
+    hidden, charted = still_keys(settings), {key for panel in PANELS for key in panel.curves.values()}
+    kept = [replace(panel, curves={n: key for n, key in panel.curves.items() if key not in hidden}) for panel in PANELS]
     return Panels(
-        [one for one in kept if one.curves],
-        [f"{', '.join(key for key in one.keys if key in charted)}. {one.why}" for one in still(settings)],
+        [panel for panel in kept if panel.curves],
+        [f"{', '.join(key for key in metrics.keys if key in charted)}. {metrics.why}" for metrics in still(settings)],
     )

@@ -1,4 +1,4 @@
-"""What the records of one run say."""
+"""Reads the records of one run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tandem.platform.system.readers import read_object
 
 @dataclass(frozen=True)
 class About:
-    """What is read of a `run.json`."""
+    """The fields read from a `run.json`."""
 
     algo: str = ""
-    verifier: str | None = ""  # of held-out accuracy; None: there is none, and the reward was measured
+    verifier: str | None = ""  # of held-out accuracy; None: there was no verifier, and evaluation measured the reward
     user: str = ""
     started_at: str = ""
     tags: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class About:
 
 @dataclass(frozen=True)
 class Run:
-    """What the records of one run say."""
+    """The facts and results of one run."""
 
     name: str
     algo: str
@@ -38,19 +38,19 @@ class Run:
     reward: float | None
     verifier: str | None
     accuracy: float | None
-    memory: float | None  # bytes, the peaks of all roles together
+    memory: float | None  # bytes: the peak of all roles together
     who: str
     when: str
     tags: str
-    numbers: Mapping[str, float | None]  # the last ones
+    numbers: Mapping[str, float | None]  # the last metrics
     settings: Mapping[str, Any]  # by dotted key
 
 
 def read(folder: Path) -> Run:
-    """What the records of one run say; a run that has no summary yet goes on, or its process was killed.
+    """Reads the records of one run. A run without a summary is still running, or its process was killed.
 
     Raises:
-        ConfigError: there is no run. FileError: one of its files holds something else, or is a link.
+        ConfigError: there is no run. FileError: one of its files has invalid content, or is a link.
     """
     try:
         settings = read_settings(folder)
@@ -70,10 +70,10 @@ def read(folder: Path) -> Run:
         step=int(last.get("step") or 0),
         reward=last.get("reward/mean"),
         verifier=about.verifier,
-        accuracy=next((evaluated[key] for key, found in measured.items() if found.measure == "greedy"), None)
+        accuracy=next((evaluated[key] for key, metric in measured.items() if metric.measure == "greedy"), None)
         if about.verifier is not None
         else None,
-        # Roles of one process all have its peak.
+        # Roles in one process all report the peak of that process.
         memory=(max if settings.get("cluster.name") == "inline" else sum)(peaks) if peaks else None,
         who=about.user,
         when=about.started_at,
@@ -91,7 +91,7 @@ def _about(folder: Path) -> About:
 
 
 def changed(run: Run) -> dict[str, Any]:
-    """The settings of a run that differ from the defaults of its algorithm and kind of model; all if there are none."""
+    """The settings of a run that differ from the defaults of its algorithm and kind of model; all if those are unknown."""
     from tandem.launch.compose.compose import config_groups
 
     groups = config_groups()
@@ -104,7 +104,7 @@ def changed(run: Run) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _defaults(overrides: tuple[str, ...]) -> Mapping[str, Any]:
-    """The settings of a command line by their dotted keys; none if it cannot be one."""
+    """The settings of a command line by dotted key; empty if the command line is invalid."""
     from tandem.launch.compose.compose import compose, flat
 
     try:
@@ -114,4 +114,4 @@ def _defaults(overrides: tuple[str, ...]) -> Mapping[str, Any]:
     parts = {
         f"{key}.{name}": part for key, value in values.items() if isinstance(value, dict) for name, part in value.items()
     }
-    return {**values, **parts}  # a file of settings is read down to its leaves
+    return {**values, **parts}  # a settings file is read down to its leaves

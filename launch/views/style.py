@@ -1,4 +1,4 @@
-"""How pages look: one palette for light and one for dark, which follows the reader's system; 400 pixels are wide enough."""
+"""The style of pages: a light and a dark palette, chosen by the reader's system. Pages fit a width of 400 pixels."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ STYLE = "\n".join(
         f":root {{ color-scheme: light dark; {_variables(LIGHT)} }}",
         f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK)} }} }}",
         *(
-            f"svg .s{one} {{ stroke: var(--s{one}); }} svg .f{one} {{ fill: var(--s{one}); }}"
-            for one in range(len(COLOURS))
+            f"svg .s{number} {{ stroke: var(--s{number}); }} svg .f{number} {{ fill: var(--s{number}); }}"
+            for number in range(len(COLOURS))
         ),
         RULES,
     )
 )
-"""The style of a page, palettes first."""
+"""The CSS of a page, palettes first."""

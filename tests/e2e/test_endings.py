@@ -253,7 +253,7 @@ def test_the_advice_for_a_failed_first_checkpoint_can_be_followed(
         patch.setattr("tandem.launch.assembly.resume.save_description", full_disk)
         assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 1
     said = capfd.readouterr().err
-    assert "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it begins anew" in said
+    assert "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it starts over" in said
     monkeypatch.chdir(tmp_path)
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2", *way) == 0
     assert [record["step"] for record in records(tmp_path)] == [1, 2]
@@ -274,7 +274,7 @@ def test_the_advice_for_a_failed_later_checkpoint_can_be_followed(
         patch.setattr("tandem.launch.assembly.resume.save_description", full_disk)
         assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 1
     said = capfd.readouterr().err
-    assert "Make room and start the run again: it goes on from the newest" in said
+    assert "Make room and start the run again: it resumes from the newest" in said
     advice = f"checkpoint.resume={tmp_path}/r/checkpoints/step-000002"
     assert f"Or set checkpoint.dir to another place and {advice}" in said
     way = [f"checkpoint.dir={tmp_path}/elsewhere", advice] if is_elsewhere else []
@@ -338,7 +338,7 @@ def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path,
     assert "suspect" not in summary(tmp_path)["error"]
     assert train(tiny_path, tmp_path, *run, "run.steps=3", *PLAIN) == 0
     said = capfd.readouterr().out
-    assert "going on after step 2" in said
+    assert "resuming after step 2" in said
     assert said.splitlines()[-1] == f"finished; records in {tmp_path}/r; its page is {tmp_path}/r/report.html"
 
 
@@ -352,7 +352,7 @@ def test_where_all_are_suspect_the_advice_can_be_followed(
     with monkeypatch.context() as patch:
         on_call(patch, ActorWorker, "update", 3, fail)
         assert train(tiny_path, tmp_path, *run) == 1
-    with pytest.raises(ConfigError, match=r"Set checkpoint\.resume to the path of one to go on from it all the same"):
+    with pytest.raises(ConfigError, match=r"Set checkpoint\.resume to the path of one to resume from it anyway"):
         train(tiny_path, tmp_path, *run)
     place = tmp_path / "r" / "checkpoints" / "step-000002"
     assert train(tiny_path, tmp_path, *run, f"checkpoint.resume={place}") == 0
@@ -386,7 +386,7 @@ def test_what_the_next_step_fails_on_is_passed_over(
     assert saved(tmp_path) == [1, 2]
     assert "step-000002 holds the weights that the step began with: it is marked as suspect" in summary(tmp_path)["error"]
     assert train(tiny_path, tmp_path, *run, "run.steps=4", "tracking.console=plain") == 0
-    assert "going on after step 1" in capfd.readouterr().out
+    assert "resuming after step 1" in capfd.readouterr().out
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
     marked = [path.parent.name for path in (tmp_path / "r" / "checkpoints").glob("*/suspect.json")]
     assert marked == []  # step 2 was written anew

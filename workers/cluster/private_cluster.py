@@ -1,7 +1,7 @@
-"""Keeps a private Ray private: it listens on the loopback alone, asks for a token, and no one else can read its files.
+"""Keeps a private Ray private: it listens only on the loopback, requires a token, and other users cannot read its files.
 
-Processes of one user can read each other's environment, and other users' cannot. So the token is an environment variable:
-it lies in no file and in no command line, and ends with the processes that have it.
+Only processes of the same user can read a process's environment. The token is therefore an environment variable: it is in
+no file and on no command line, and disappears with the processes that hold it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tandem.platform.config.schema import ConfigError
 LOOPBACK = "127.0.0.1"
 TOKEN = "RAY_AUTH_TOKEN"
 LONGEST_SOCKET = 107  # bytes of the path of a unix socket
-_SOCKET = "r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"  # as Ray names its longest
+_SOCKET = "r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"  # an example of Ray's longest socket path
 REMOVED_WITHIN_S = 5.0
 
 
 @contextmanager
 def session_folder() -> Iterator[Path]:
-    """A folder for Ray's files that no other user can enter; removed after the body.
+    """Creates a folder for Ray's files that no other user can enter; removes it after the body.
 
     Raises:
         ConfigError: RAY_TMPDIR cannot be written, or its path is too long.
@@ -46,7 +46,7 @@ def session_folder() -> Iterator[Path]:
     try:
         if (excess := len(os.fsencode(folder / _SOCKET)) - LONGEST_SOCKET) > 0:
             raise ConfigError(
-                f"RAY_TMPDIR={above} is {excess} bytes too long: Ray's sockets lie in it. Set a shorter folder, as /tmp"
+                f"RAY_TMPDIR={above} is {excess} bytes too long for Ray's sockets. Set a shorter folder, such as /tmp"
             )
         yield folder
     finally:
@@ -54,18 +54,18 @@ def session_folder() -> Iterator[Path]:
 
 
 def end_processes(folder: Path) -> None:
-    """Kills the processes that write into the folder, as all of Ray's do, and those that they are just starting."""
+    """Kills the processes that write into the folder, as all Ray processes do; repeats to catch those still starting."""
     deadline = time.monotonic() + REMOVED_WITHIN_S
-    while (found := [pid for pid in psutil.pids() if _writes_into(folder, pid)]) and time.monotonic() < deadline:
-        for pid in found:
+    while (writers := [pid for pid in psutil.pids() if _writes_into(folder, pid)]) and time.monotonic() < deadline:
+        for pid in writers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
 
 
 def _writes_into(folder: Path, pid: int) -> bool:
-    """Whether a process has a file of the folder open; not psutil's `open_files`, which fails where one is just ending."""
-    with suppress(OSError):  # it has ended, or is another user's
+    """Whether a process has a file of the folder open. (psutil's `open_files` fails for processes that are ending.)"""
+    with suppress(OSError):  # the process has ended, or belongs to another user
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(f"{folder}/"):
@@ -74,7 +74,7 @@ def _writes_into(folder: Path, pid: int) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Removes Ray's files; processes that are just ending may still write some."""
+    """Removes Ray's files; retries, because processes that are ending may still write some."""
     deadline = time.monotonic() + REMOVED_WITHIN_S
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,10 +83,10 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def private_settings(folder: Path) -> Iterator[dict[str, Any]]:
-    """For the body, a Ray that starts here is private; yields the options that `ray.init` needs for it.
+    """Makes a Ray that starts in the body private; yields the options that `ray.init` needs.
 
     Args:
-        folder: of its files, from `session_folder`.
+        folder: for Ray's files, from `session_folder`.
     """
     from ray import _raylet
     from ray._private import ray_constants
@@ -98,19 +98,19 @@ def private_settings(folder: Path) -> Iterator[dict[str, Any]]:
         core.AuthenticationTokenLoader.instance().reset_cache()
 
     network = {name: os.environ.get(name, _loopback()) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-    own = {"RAY_AUTH_MODE": "token", TOKEN: secrets.token_hex(32), **network}
+    variables = {"RAY_AUTH_MODE": "token", TOKEN: secrets.token_hex(32), **network}
     try:
-        # Where Ray makes no clusters of several nodes, a node's address is the loopback; `_node_ip_address` cannot say so.
-        with _environment(own), replaced(ray_constants, "ENABLE_RAY_CLUSTER", False):
+        # With multi-node clusters disabled, Ray uses the loopback as node address; `_node_ip_address` cannot set that.
+        with _environment(variables), replaced(ray_constants, "ENABLE_RAY_CLUSTER", False):
             read_again()
-            # Ray opens the folder that it is given to everyone, so it gets one within ours.
+            # Ray makes its folder accessible to everyone, so it gets a subfolder of ours.
             yield {"_temp_dir": str(folder / "r")}
     finally:
         read_again()
 
 
 def _loopback() -> str:
-    """The name of the network interface that reaches this machine alone."""
+    """The name of the loopback network interface."""
     interfaces = psutil.net_if_addrs().items()
     return next(
         (name for name, addresses in interfaces if LOOPBACK in [address.address for address in addresses]),
@@ -119,9 +119,9 @@ def _loopback() -> str:
 
 
 @contextmanager
-def _environment(own: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in own}
-    os.environ |= own
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ def _environment(own: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """For the body, an attribute has another value."""
+    """Replaces an attribute while the body runs."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -1,7 +1,7 @@
-"""Watches the two processes of Ray without which a run cannot go on: the cluster's head, and this node's raylet.
+"""Watches the two Ray processes that a run cannot continue without: the cluster's head, and this node's raylet.
 
-Ray itself ends the driver without a word: a minute after it has lost the head, and in the next call that touches shared
-memory after it has lost the raylet.
+When they are lost, Ray ends the driver without a message: a minute after losing the head, or, after losing the raylet, in
+the next call that uses shared memory.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 CONNECT_TIMEOUT_S = 5.0
-HEAD_LOOKED_AT_S = 5.0  # seconds between looks at Ray's head
-HEAD_LOST_AFTER = 3  # looks in a row that found nothing
+HEAD_LOOKED_AT_S = 5.0  # seconds between checks of Ray's head
+HEAD_LOST_AFTER = 3  # failed checks in a row
 RAYLET_LOST = (
     "Ray's node process (raylet) on this machine is gone. The likely cause is that it was killed, most often by the kernel "
-    "for lack of memory (look for 'Killed process' in dmesg), or it crashed. Start the run again to go on"
+    "for lack of memory (look for 'Killed process' in dmesg), or it crashed. Start the run again to resume"
 )
 
 
 class RayWatch:
-    """Calls `on_lost(why)` once, from a thread, when the raylet has ended or the head has been gone for too long.
+    """Calls `on_lost(why)` once, from a thread, when the raylet ends or the head stays unreachable.
 
     Args:
-        head: host:port. raylet: path of its unix socket.
+        head: host:port of the head. raylet: path of the raylet's unix socket.
     """
 
     def __init__(self, head: str, raylet: str, on_lost: Callable[[str], None]) -> None:
@@ -37,28 +37,28 @@ class RayWatch:
         self._thread.start()
 
     def let_raylet_end(self) -> None:
-        """From here on the raylet may end; returns once `on_lost` has, if it was called."""
+        """Stops watching the raylet; if `on_lost` is running, waits for it to return."""
         with self._telling:
             self._orders.send(b"r")
 
     def end(self) -> None:
-        """Ends the watch; returns once `on_lost` has, if it was called."""
+        """Ends the watch; if `on_lost` is running, waits for it to return."""
         self._orders.close()
         self._thread.join()
-        for one in (self._raylet, self._ordered):
-            one.close()
+        for connection in (self._raylet, self._ordered):
+            connection.close()
 
     def _watch(self) -> None:
         failures, poll = 0, select.poll()
         poll.register(self._raylet, select.POLLIN)
-        poll.register(self._ordered, select.POLLIN)  # after the raylet, so that an order that was given first is seen
+        poll.register(self._ordered, select.POLLIN)  # after the raylet: shows an order sent before its end
         while failures < HEAD_LOST_AFTER:
             ready = {descriptor for descriptor, _ in poll.poll(1000 * HEAD_LOOKED_AT_S)}
             if self._ordered.fileno() in ready:
                 if not self._ordered.recv(1):
                     return
                 poll.unregister(self._raylet)
-            elif ready:  # it never sends anything: its end of the connection is closed
+            elif ready:  # the raylet never sends anything, so it has closed its end of the connection
                 self._tell(RAYLET_LOST)
                 return
             else:
@@ -71,7 +71,7 @@ class RayWatch:
             self._on_lost(why)
 
     def _look_at_head(self) -> str | None:
-        """Why the head cannot be reached."""
+        """The reason why the head cannot be reached; None if it can."""
         host, _, port = self._head.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
@@ -89,10 +89,10 @@ def own_raylet() -> str:
 
 
 def connection_to(raylet: str) -> socket.socket:
-    """A connection on which nothing is ever said; it is readable when the raylet has ended.
+    """A silent connection that becomes readable when the raylet ends.
 
     Args:
-        raylet: path of its unix socket.
+        raylet: path of the raylet's unix socket.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(raylet)

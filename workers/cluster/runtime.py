@@ -1,4 +1,4 @@
-"""What every worker does first: threads, device, and the process group of its ranks."""
+"""The setup of every worker: threads, device, and the process group of its role."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Rank:
 
     index: int = 0
     world_size: int = 1
-    threads: int | None = None  # torch threads; None leaves torch's own choice
+    threads: int | None = None  # torch threads; None keeps torch's default
     device: str = "auto"
 
 
 def pick_device(device: str) -> torch.device:
-    """The device a setting means here; under Ray the one it gave this process.
+    """The device that a setting selects in this process; under Ray, the device that Ray assigned.
 
     Raises:
-        ConfigError: cuda is asked for and there is none.
+        ConfigError: the setting is cuda and there is no CUDA device.
     """
     if device == "cpu":
         return torch.device("cpu")
@@ -48,26 +48,27 @@ def pick_device(device: str) -> torch.device:
 
 
 def own_device_index() -> int:
-    """Which of the CUDA devices that torch sees is this process's own."""
+    """The index, among the CUDA devices that torch sees, of this process's device."""
     return next(iter(own_device_indices()), 0)
 
 
 def own_device_indices() -> list[int]:
-    """Which of the CUDA devices that torch sees Ray gave to this process; none outside Ray."""
+    """The indices, among the CUDA devices that torch sees, of those that Ray assigned to this process; none outside Ray."""
     ray = _ray()
-    given = [] if ray is None else [str(number) for number in ray.get_gpu_ids()]
+    assigned = [] if ray is None else [str(number) for number in ray.get_gpu_ids()]
     visible, noset = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get(NOSET, "").lower() in ("1", "true")
-    return device_indices(given, visible, noset)
+    return device_indices(assigned, visible, noset)
 
 
 def device_indices(given: Sequence[str], visible: str | None, noset: bool) -> list[int]:
-    """Places of the devices that Ray gave among those that are visible.
+    """Indices of the assigned devices among the visible devices.
 
-    Ray makes a process see its own devices alone, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES forbids it: then all
-    of the node's are visible, or those that CUDA_VISIBLE_DEVICES named before.
+    Ray hides all other devices from a process unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set. In that case all
+    devices of the node are visible, or those in CUDA_VISIBLE_DEVICES.
 
     Args:
-        given: ids of the devices, as Ray calls them; none outside Ray. visible: CUDA_VISIBLE_DEVICES.
+        given: Ray's ids of the assigned devices; none outside Ray. visible: CUDA_VISIBLE_DEVICES. noset: whether
+            RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
     """
     if not noset:
         return list(range(len(given)))
@@ -78,22 +79,22 @@ def device_indices(given: Sequence[str], visible: str | None, noset: bool) -> li
 
 
 def process_id(worker: Any) -> int:
-    """The process in which Ray calls this with an actor.
+    """The process id of the actor in which Ray runs this function.
 
-    Here, since a worker has imported this file. Anywhere else, the call would import more while `start` does in another
-    thread, and transformers cannot be imported by two threads at once.
+    It is in this file because every worker has imported this file. In another file, the call could import more while
+    `start` imports in another thread, and two threads cannot import transformers at the same time.
     """
     return os.getpid()
 
 
 def use_threads(rank: Rank) -> None:
-    """Bounds the threads of what the calling thread computes; OpenMP keeps a number for each calling thread."""
+    """Limits torch's threads for the calling thread; OpenMP keeps a thread count per calling thread."""
     if rank.threads is not None:
         torch.set_num_threads(rank.threads)
 
 
 def set_up(rank: Rank) -> torch.device:
-    """Bounds torch's threads and picks the device of this process."""
+    """Limits torch's threads and picks the device of this process."""
     show_stacks_on_request()
     use_threads(rank)
     device = pick_device(rank.device)
@@ -103,16 +104,16 @@ def set_up(rank: Rank) -> torch.device:
 
 
 def show_stacks_on_request() -> None:
-    """On SIGUSR1 this process writes the stacks of all its threads into its log: what it hangs in."""
+    """Makes this process write the stacks of all threads to its log on SIGUSR1, to show where it hangs."""
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
 class Rendezvous:
-    """Where the ranks of a role meet: rank 0 listens on a free port of its own from here on, and on its address alone."""
+    """The store where the ranks of a role meet: rank 0 listens on a free port, and only on its own address."""
 
     def __init__(self, world_size: int, timeout_s: float) -> None:
         host = _own_address()
-        # Left to itself, the store would listen on every address of this machine, and it asks for no password.
+        # By default the store would listen on every address of this machine, and it requires no password.
         server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.timeout = timedelta(seconds=timeout_s)
         self.address = (host, int(server.getsockname()[1]))
@@ -130,9 +131,9 @@ def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int
     """Makes this process rank `rank.index` of a torch process group, over gloo on CPU and NCCL on CUDA.
 
     Args:
-        address: (host, port) of rank 0's store. store: rank 0's own store, None on the other ranks.
+        address: (host, port) of rank 0's store. store: the store itself on rank 0, None on the other ranks.
     """
-    # DeepSpeed reads these, and would look for MPI without them. By LOCAL_RANK it means the device of this process.
+    # Without these variables DeepSpeed would look for MPI. It takes LOCAL_RANK as the device index of this process.
     os.environ |= {
         "RANK": str(rank.index),
         "LOCAL_RANK": str(device.index or 0),
@@ -141,7 +142,7 @@ def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int
         "MASTER_PORT": str(address[1]),
     }
     if torch.distributed.is_initialized():
-        return  # another role of one rank in this process made it
+        return  # another single-rank role in this process has created the group
     timeout = timedelta(seconds=timeout_s)
     if store is None:
         host, port = address
@@ -156,7 +157,7 @@ def join_process_group(rank: Rank, device: torch.device, address: tuple[str, int
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory so far: of the allocator on CUDA, resident in this process on CPU."""
+    """Peak memory so far: of the allocator on CUDA, or resident in this process on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB on Linux
@@ -164,13 +165,13 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 @contextmanager
 def own_interface() -> Iterator[None]:
-    """For the body, gloo meets on the network that Ray uses, the loopback for a private cluster; its own choice may be
-    another, which other nodes cannot reach, or which they should not.
+    """Makes gloo use Ray's network interface while the body runs (the loopback for a private cluster). Gloo's default may
+    be an interface that other nodes cannot reach, or should not.
 
-    Children must not inherit it: on their node the network may have another name.
+    Child processes must not inherit the variable: on their node the interface may have another name.
     """
-    own = _own_address()
-    names = [name for name, there in psutil.net_if_addrs().items() if own in [entry.address for entry in there]]
+    address = _own_address()
+    names = [name for name, there in psutil.net_if_addrs().items() if address in [entry.address for entry in there]]
     if "GLOO_SOCKET_IFNAME" in os.environ or not names:
         yield
         return
@@ -182,12 +183,12 @@ def own_interface() -> Iterator[None]:
 
 
 def _own_address() -> str:
-    """The address other nodes reach this one by; the loopback where Ray does not know one."""
+    """The address at which other nodes reach this one; the loopback without Ray."""
     ray = _ray()
     return socket.gethostbyname("localhost") if ray is None else str(ray.util.get_node_ip_address())
 
 
 def _ray() -> Any:
-    """Ray, in a process that it runs; None elsewhere. A process of Ray has loaded it, so it is not imported here."""
+    """The Ray module in a worker process of Ray, which has imported it already; None elsewhere."""
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None

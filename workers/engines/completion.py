@@ -1,4 +1,4 @@
-"""The form of a response that all rollout engines share."""
+"""The response type that all rollout engines share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.platform.experience.batch import StopReason
 
 @dataclass
 class Sampled:
-    """One response as an engine returns it."""
+    """One sampled response."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

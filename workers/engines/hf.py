@@ -1,4 +1,4 @@
-"""The `hf` rollout engine: a transformers model sampled with a key-value cache, from which finished rows are dropped."""
+"""The `hf` rollout engine: samples a transformers model with a key-value cache and drops finished rows from the batch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tandem.workers.models.footprint import model_bytes
 from tandem.workers.models.loading import load_policy, model_inputs, saved_tensors
 from tandem.workers.models.tokenizer import load_tokenizer
 
-PROBED = (7, 1, 3)  # tokens of the prompts that a cache is tried on
-LIKELY = 20  # most likely tokens, which are compared
+PROBED = (7, 1, 3)  # lengths in tokens of the prompts that test a cache
+LIKELY = 20  # number of most likely tokens whose log-probs are compared
 CACHE_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.5}
-"""Nats between a cache and a pass over all tokens that are rounding; wrong positions make more."""
+"""Largest difference, in nats, between cached and uncached log-probs that rounding explains; wrong positions give more."""
 
 
 class HFEngine:
     """Samples with a transformers model.
 
-    A response is a function of the weights, its prompt, its sample number and the seed: not of the other rows of the batch,
-    nor of how many engines share the work (up to float rounding of the logits).
+    A response depends only on the weights, its prompt, its sample number and the seed. It does not depend on the other rows
+    of the batch or on the number of engines (up to float rounding of the logits).
     """
 
     continuous: ClassVar[bool] = False
@@ -47,15 +47,15 @@ class HFEngine:
         self._set_up()
 
     def _set_up(self) -> None:
-        """What depends on the model at hand."""
+        """Sets the attributes that depend on the model."""
         self._turn, self._cache_bytes, self._is_loading = threading.Lock(), 0, False
         has_cache = has_true_cache(self.model, self.device)
         self._decoding: type[_Decoding | _Recomputing] = _Decoding if has_cache else _Recomputing
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
-        """The samples of each prompt side by side, in order of the prompts."""
+        """The samples in order of the prompts, those of one prompt adjacent."""
         wanted = [(prompt, number) for prompt in prompts for number in range(sampling.samples)]
-        # Rows of similar length run together; a stable order keeps the samples of a prompt in one wave where they fit.
+        # Rows of similar length run together. The sort is stable, so the samples of a prompt share a wave if they fit.
         order = sorted(range(len(wanted)), key=lambda row: len(wanted[row][0].ids))
         results: list[Sampled] = [Sampled() for _ in wanted]
         with self._turn:
@@ -66,35 +66,35 @@ class HFEngine:
         return results
 
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
-        """Copies tensors into the model by name; with `verify` returns the checksum of each as it now stands here.
+        """Copies tensors into the model by name; with `verify`, returns their checksums as stored in the model.
 
-        The first of them stops the engine until `finish_weights`.
+        The first call blocks sampling until `finish_weights`.
         """
         if not self._is_loading:
             self._turn.acquire()
             self._is_loading = True
-        own, arrived = saved_tensors(self.model), {}
+        current, arrived = saved_tensors(self.model), {}
         for name, tensor in bucket.items():
-            own[name].data.copy_(tensor)
+            current[name].data.copy_(tensor)
             if verify:
-                arrived[name] = checksum(own[name].data.to(tensor.dtype).cpu())
+                arrived[name] = checksum(current[name].data.to(tensor.dtype).cpu())
         return arrived
 
     def finish_weights(self) -> None:
-        """Samples again: nothing is held back, and no cache outlives a call."""
+        """Allows sampling again. There is nothing to apply or drop: weights are in place, and no cache outlives a call."""
         if self._is_loading:
             self._is_loading = False
             self._turn.release()
 
     def sleep(self) -> None:
-        """Moves the weights out of the device's memory."""
+        """Moves the weights to host memory."""
         if self.device.type == "cuda":
             with self._turn:
                 self.model.to("cpu")
                 torch.cuda.empty_cache()
 
     def wake(self, what: str) -> None:
-        """Moves the weights back where `what` is "weights"; a cache is made with each call."""
+        """Moves the weights back if `what` is "weights"; each call creates its own cache."""
         if what == "weights":
             with self._turn:
                 self.model.to(self.device)
@@ -104,7 +104,7 @@ class HFEngine:
         return model_bytes(self.model)
 
     def cache_bytes(self) -> int:
-        """Bytes of the key-value cache, at its largest so far."""
+        """Bytes of the key-value cache: the maximum so far."""
         return self._cache_bytes
 
     @torch.inference_mode()
@@ -139,7 +139,7 @@ class HFEngine:
         return results
 
     def _continuations(self, wanted: list[tuple[Prompt, int]]) -> list[Continuation | None]:
-        """What decodes each row's response, where stop strings are looked for."""
+        """The decoder of each row's response; None without stop strings."""
         if not self.stop:
             return [None] * len(wanted)
         decode = partial(self.tokenizer.decode, skip_special_tokens=self._skip_special)
@@ -148,19 +148,19 @@ class HFEngine:
         return [made[id(prompt)] for prompt, _ in wanted]
 
     def _ends_by_text(self, ids: list[int], after: Continuation | None) -> bool:
-        """Whether the text so far holds a stop string; all of it is decoded, since tokens may depend on earlier ones."""
+        """Whether the text so far contains a stop string. Decodes all of it, since tokens may depend on earlier ones."""
         if after is None:
             return False
         text = after(ids)
-        return any(one in text for one in self.stop)
+        return any(stop in text for stop in self.stop)
 
 
 class _Decoding:
-    """The running rows of a wave; `logits` (rows, V) are those of their next token."""
+    """The running rows of a wave; `logits` (rows, V) predict their next tokens."""
 
     def __init__(self, model: Any, wanted: list[tuple[Prompt, int]], device: torch.device) -> None:
         self.model = model
-        # The samples of a prompt share one pass over it.
+        # The samples of a prompt share one prefill pass.
         prompts = list({id(prompt): prompt for prompt, _ in wanted}.values())
         place = {id(prompt): number for number, prompt in enumerate(prompts)}
         ids, mask = _left_padded([prompt.ids for prompt in prompts], device)
@@ -171,7 +171,7 @@ class _Decoding:
         self.logits, self.mask = output.logits[rows, -1], mask[rows]
 
     def advance(self, tokens: Tensor, kept: Tensor) -> None:
-        """Keeps the rows `kept` and feeds each its new token."""
+        """Keeps the rows `kept` and feeds each row its new token."""
         if len(kept) < len(self.mask):
             self.cache.batch_select_indices(kept)
             self.mask = self.mask[kept]
@@ -186,12 +186,12 @@ class _Decoding:
         self.logits = output.logits[:, -1]
 
     def cache_bytes(self) -> int:
-        """Bytes of what all layers keep."""
+        """Bytes of the cache over all layers."""
         return sum(part.nbytes for layer in self.cache.layers for part in vars(layer).values() if isinstance(part, Tensor))
 
 
 class _Recomputing:
-    """As `_Decoding`, for models without a true cache: every token takes a pass over all before it."""
+    """As `_Decoding`, for models without a correct cache: every new token takes a pass over all tokens before it."""
 
     def __init__(self, model: Any, wanted: list[tuple[Prompt, int]], device: torch.device) -> None:
         self.model, self.device = model, device
@@ -199,12 +199,12 @@ class _Recomputing:
         self.logits = self._next()
 
     def advance(self, tokens: Tensor, kept: Tensor) -> None:
-        """Keeps the rows `kept` and adds to each its new token."""
+        """Keeps the rows `kept` and appends to each row its new token."""
         self.rows = [[*self.rows[row], token] for row, token in zip(kept.tolist(), tokens.tolist(), strict=True)]
         self.logits = self._next()
 
     def cache_bytes(self) -> int:
-        """None."""
+        """0: there is no cache."""
         return 0
 
     def _next(self) -> Tensor:
@@ -219,9 +219,9 @@ class _Recomputing:
 
 @torch.inference_mode()
 def has_true_cache(model: Any, device: torch.device) -> bool:
-    """Whether the model's cache gives the log-probs of a pass over all tokens: tried on rows of several lengths.
+    """Whether decoding with the model's cache gives the log-probs of a full pass; tests it on rows of several lengths.
 
-    Some models give no cache, or one whose rows cannot be chosen; some count positions of the padding on the left.
+    Some models return no cache, or a cache without row selection; some count left padding in their positions.
     """
     rows = model.get_input_embeddings().weight.shape[0]
     ids = torch.randint(rows, (max(PROBED),), generator=torch.Generator().manual_seed(0)).tolist()
@@ -230,17 +230,17 @@ def has_true_cache(model: Any, device: torch.device) -> bool:
     try:
         cached, whole = _Decoding(model, wanted, device), _Recomputing(model, wanted, device)
         for step in range(len(PROBED)):
-            one, other = (state.logits.float().log_softmax(-1) for state in (cached, whole))
-            likely = other.topk(min(LIKELY, rows)).indices
-            gap = float((one - other).gather(1, likely).abs().max())
+            tested, expected = (state.logits.float().log_softmax(-1) for state in (cached, whole))
+            likely = expected.topk(min(LIKELY, rows)).indices
+            gap = float((tested - expected).gather(1, likely).abs().max())
             if not gap <= CACHE_GAP.get(model.dtype, CACHE_GAP[torch.bfloat16]):
                 return False
-            kept = torch.arange(min(step, 1), len(other), device=device)  # the first row ends before the others
-            tokens = other[kept].argmax(-1)
+            kept = torch.arange(min(step, 1), len(expected), device=device)  # the first row ends before the others
+            tokens = expected[kept].argmax(-1)
             cached.advance(tokens, kept)
             whole.advance(tokens, kept)
         cached.cache_bytes()
-    except Exception:  # whatever the model cannot do, it does not need
+    except Exception:  # any failure means no usable cache; the engine then recomputes
         return False
     return True
 
@@ -248,10 +248,10 @@ def has_true_cache(model: Any, device: torch.device) -> bool:
 def sample(
     logits: Tensor, temperature: float, uniforms: Tensor, *, top_p: float = 1.0, top_k: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-prob under the distribution sampled from; temperature 0 takes the most likely.
+    """Samples one token per row, and returns its log-prob under the sampling distribution too; temperature 0 is greedy.
 
-    Draws by inverting the cumulative distribution: the first token whose cumulative probability exceeds the uniform.
-    `cut_logits` says what `top_p` and `top_k` leave of the distribution; with temperature 0 they change nothing.
+    Inverts the cumulative distribution: takes the first token whose cumulative probability exceeds the uniform.
+    `cut_logits` documents `top_p` and `top_k`; they have no effect at temperature 0.
 
     Args:
         logits: (rows, V). uniforms: (rows,) float64 in [0, 1).
@@ -264,17 +264,17 @@ def sample(
         tokens = logprobs.argmax(dim=-1)
     else:
         cumulative = logprobs.double().exp().cumsum(dim=-1)
-        # Scaled by the total, so that rounding can never point past the last token.
+        # Uniforms are scaled by the total, because with rounding it may differ from 1.
         tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(1)
         tokens = tokens.clamp(max=logits.shape[1] - 1)
     return tokens, logprobs.gather(1, tokens[:, None]).squeeze(1)
 
 
 def cut_logits(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
-    """The logits (rows, V) of the tokens that may be sampled; -inf for the others.
+    """The logits (rows, V) with -inf for the tokens that may not be sampled.
 
-    Kept are the `top_k` most likely tokens (None: all), and of their distribution the most likely ones until their
-    probability reaches `top_p`, so at least one. Of equally likely tokens the one with the lower id comes first.
+    First keeps the `top_k` most likely tokens (None: all), then of these the most likely ones until their cumulative
+    probability reaches `top_p`, at least one. Among equally likely tokens, lower ids come first.
     """
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
@@ -286,7 +286,7 @@ def cut_logits(logits: Tensor, top_p: float, top_k: int | None) -> Tensor:
 
 
 def _uniforms(wanted: list[tuple[Prompt, int]], sampling: Sampling) -> Tensor:
-    """(rows, max_tokens) float64: each row has a random stream of its own."""
+    """(rows, max_tokens) float64; each row has its own random stream."""
     streams = [
         torch.rand(
             sampling.max_tokens,
@@ -306,5 +306,5 @@ def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[
 
 
 def _positions(mask: Tensor) -> Tensor:
-    """Position of each token among the real ones of its row; padding on the left counts for nothing."""
+    """Position of each token among the real tokens of its row; left padding does not count."""
     return (mask.cumsum(dim=1) - 1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""One vLLM engine shared by several threads, whose requests run in one batch."""
+"""Shares one vLLM engine between several threads, whose requests run in one batch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from itertools import count
 from typing import Any
 
 Request = tuple[list[int], Any]
-"""Prompt tokens and how they are sampled."""
+"""Prompt tokens and sampling parameters."""
 
 
 class RunningBatch:
-    """Of the threads that wait for requests, one at a time steps the engine for all of them.
+    """Threads with pending requests take turns: one thread at a time steps the engine for all requests.
 
-    The engine itself is touched by one thread at a time: the one whose turn it is.
+    Only the thread whose turn it is uses the engine.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._changed = threading.Condition()
-        self._busy = False  # whether it is some thread's turn
-        self._pausing = 0  # threads that want the engine to stand still
-        self._arrived: list[tuple[str, Request]] = []  # not yet given to the engine
-        self._done: dict[str, Any] = {}  # outputs, or why there is none, until their owner takes them
+        self._busy = False  # whether a thread has the turn
+        self._pausing = 0  # threads that wait to pause the engine
+        self._arrived: list[tuple[str, Request]] = []  # not yet added to the engine
+        self._done: dict[str, Any] = {}  # outputs or errors, until the thread that made the request takes them
         self._names = count()
 
     def run(self, requests: Sequence[Request]) -> list[Any]:
-        """The finished outputs of these requests, in order; meanwhile requests of other threads move on too."""
+        """The finished outputs of these requests, in order; requests of other threads advance meanwhile."""
         with self._changed:
             names = [str(next(self._names)) for _ in requests]
             self._arrived += zip(names, requests, strict=True)
@@ -47,7 +47,7 @@ class RunningBatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No step runs during the body; requests stay where they are."""
+        """Runs the body while the engine takes no step; requests keep their state."""
         self.pause()
         try:
             yield
@@ -55,20 +55,20 @@ class RunningBatch:
             self.resume()
 
     def pause(self) -> None:
-        """No step runs from here on until `resume`, which another thread may call."""
+        """Stops stepping until `resume`, which another thread may call."""
         with self._changed:
-            # Counted, or a thread that takes step after step would never leave the engine to this one.
+            # `_pausing` makes other threads wait; otherwise one that takes step after step could starve this thread.
             self._pausing += 1
             self._changed.wait_for(lambda: not self._busy)
             self._pausing -= 1
             self._busy = True
 
     def resume(self) -> None:
-        """Steps may run again."""
+        """Allows steps again."""
         self._end_turn()
 
     def _step_unless_finished(self, names: Sequence[str]) -> None:
-        """Waits until these requests are finished, or the engine is free to take a step for them."""
+        """Waits until these requests are finished or the engine is free; in the latter case takes a step."""
         with self._changed:
             self._changed.wait_for(lambda: self._finished(names) or not (self._busy or self._pausing))
             if self._finished(names):
@@ -85,13 +85,13 @@ class RunningBatch:
             self._changed.notify_all()
 
     def _step(self) -> None:
-        """Gives the engine what has arrived, lets it take a step, and keeps what is finished."""
+        """Adds new requests to the engine, takes one step, and stores finished outputs."""
         with self._changed:
             arrived, self._arrived = self._arrived, []
         for name, (ids, parameters) in arrived:
             try:
                 self._engine.add_request(name, {"prompt_token_ids": ids}, parameters)
-            except Exception as error:  # its owner's to raise, who may be another thread
+            except Exception as error:  # the thread that made the request raises it
                 self._done[name] = error
         for output in self._engine.step():
             if output.finished:
@@ -101,7 +101,7 @@ class RunningBatch:
         return all(name in self._done for name in names)
 
     def _abandon(self, names: Sequence[str]) -> None:
-        """Drops all that is left of the requests of a thread that failed or was interrupted."""
+        """Drops the requests of a thread that failed or was interrupted."""
         with self.paused():
             self._arrived = [entry for entry in self._arrived if entry[0] not in names]
             self._engine.abort_request([name for name in names if name not in self._done])

@@ -25,14 +25,14 @@ from tandem.workers.models.tokenizer import load_tokenizer
 
 GIB = 2**30
 TAGS = {"weights": "weights", "cache": "kv_cache"}
-"""vLLM's name of each part of its memory that sleeps."""
+"""vLLM's names for the parts of its memory that can sleep."""
 
 
 class VLLMEngine:
     """Samples with vLLM.
 
-    A response is a function of the weights, its prompt, its group, its sample number and the seed: not of the other
-    requests in the batch, nor of how many engines share the work (up to float rounding of the logits).
+    A response depends only on the weights, its prompt, its group, its sample number and the seed. It does not depend on the
+    other requests in the batch or on the number of engines (up to float rounding of the logits).
     """
 
     continuous: ClassVar[bool] = True
@@ -43,29 +43,29 @@ class VLLMEngine:
         self.stop_ids = end_token_ids(path, self.tokenizer) | set(rollout.stop_token_ids)
         self.stop = tuple(rollout.stop)
         self.engine = _start(path, model, rollout, device)
-        # vLLM's own choice would be the tokenizer of the model's type, which may not be the one that was saved.
+        # vLLM would pick the default tokenizer of the model type, which can differ from the saved tokenizer.
         self.engine.output_processor.tokenizer = self.tokenizer
-        own = skeleton(path, model)
-        self._names, self._bytes = CheckpointNames(own), policy_bytes(own, model)
+        model_skeleton = skeleton(path, model)
+        self._names, self._bytes = CheckpointNames(model_skeleton), policy_bytes(model_skeleton, model)
         self._cache_bytes = sum(self.engine.collective_rpc(_count_cache))
         self._batch = RunningBatch(self.engine)
         self._held: dict[str, Tensor] = {}
         self._is_loading = False
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
-        """The samples of each prompt side by side, in order of the prompts; calls of several threads run together."""
+        """The samples in order of the prompts, those of one prompt adjacent. Calls from several threads share a batch."""
         if sampling.max_tokens == 0 or not prompts:
             return [Sampled() for _ in range(len(prompts) * sampling.samples)]
         outputs = self._batch.run([(list(prompt.ids), self._parameters(prompt, sampling)) for prompt in prompts])
-        # Greedy samples of a prompt are all the same one, and vLLM refuses to make it more than once.
+        # Greedy samples of a prompt are identical, and vLLM refuses to generate more than one.
         copies = sampling.samples if sampling.temperature == 0 else 1
-        return [_sampled(one) for output in outputs for one in output.outputs for _ in range(copies)]
+        return [_sampled(response) for output in outputs for response in output.outputs for _ in range(copies)]
 
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
-        """Takes tensors by their name in transformers; with `verify` returns the checksum of each as it arrived.
+        """Takes tensors by their name in transformers; with `verify`, returns their checksums as they arrived.
 
-        The first of them stops the engine until `finish_weights`. On a CPU vLLM has repacked its weights and reads new ones
-        only as a whole, so they wait for `finish_weights`, and the engine goes on meanwhile.
+        On a GPU the first call pauses the engine until `finish_weights`. On a CPU vLLM repacks its weights and can load new
+        ones only all together, so `finish_weights` applies them and the engine keeps running until then.
         """
         arrived = {name: checksum(tensor.cpu()) for name, tensor in bucket.items()} if verify else {}
         if self.device.type == "cpu":
@@ -77,7 +77,7 @@ class VLLMEngine:
         return arrived
 
     def finish_weights(self) -> None:
-        """Applies the weights that were held back, and drops what was computed with the old ones."""
+        """Applies the weights that were held back, and drops caches computed with the old weights."""
         self._stand_still()
         try:
             if self._held:
@@ -85,7 +85,7 @@ class VLLMEngine:
                 self.engine.collective_rpc(_unpack_experts)
                 self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(held.items())})
                 self.engine.collective_rpc(_repack_kept)
-            # Requests that are running compute their cache again, or they would read keys and values of old weights.
+            # Running requests recompute their cache; otherwise they would read keys and values from the old weights.
             self.engine.reset_prefix_cache(reset_running_requests=True)
         finally:
             self._is_loading = False
@@ -101,20 +101,20 @@ class VLLMEngine:
         return self._bytes
 
     def cache_bytes(self) -> int:
-        """Bytes of the key-value cache, which vLLM takes as a whole at its start, over all GPUs of this engine."""
+        """Bytes of the key-value cache, which vLLM allocates in full at startup, over all GPUs of this engine."""
         return self._cache_bytes
 
     def sleep(self) -> None:
-        """Frees the GPU memory of weights and cache; nothing may be running.
+        """Frees the GPU memory of weights and cache; no request may be running.
 
-        The weights are kept in host memory, so that waking without new ones is safe.
+        The weights stay in host memory, so waking without new weights is safe.
         """
         if self.device.type == "cuda":
             with self._batch.paused():
                 self.engine.sleep(level=1)
 
     def wake(self, what: str) -> None:
-        """Takes GPU memory back: first for "weights", then, once they are loaded, for the "cache"."""
+        """Reclaims GPU memory: first for "weights", then, once they are loaded, for "cache"."""
         if self.device.type == "cuda":
             with self._batch.paused():
                 self.engine.wake_up([TAGS[what]])
@@ -130,24 +130,24 @@ class VLLMEngine:
             top_p=1.0 if greedy else sampling.top_p,
             top_k=0 if greedy or sampling.top_k is None else sampling.top_k,
             max_tokens=sampling.max_tokens,
-            # vLLM gives sample i of a request the seed plus i; half the range leaves room for that.
+            # vLLM seeds sample i of a request with seed + i; half the range leaves room for the addition.
             seed=mix(*sampling.seed, prompt.group_id) // 2,
             stop_token_ids=sorted(self.stop_ids),
-            ignore_eos=True,  # stop_token_ids are all there are
+            ignore_eos=True,  # stop_token_ids is the complete list
             stop=list(self.stop),
             detokenize=bool(self.stop),
             skip_special_tokens=self._skip_special,
             output_kind=RequestOutputKind.FINAL_ONLY,  # all samples of the prompt at once
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # of the sampled token only
             flat_logprobs=True,
         )
 
 
 def _start(path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.device) -> Any:
-    """A vLLM engine in this process; leaves the process as it was otherwise.
+    """Starts a vLLM engine in this process and undoes vLLM's changes to the process.
 
     Raises:
-        ConfigError: a setting that it cannot work with on this device.
+        ConfigError: vLLM cannot work with a setting on this device.
     """
     on_cpu = device.type == "cpu"
     if on_cpu and rollout.tensor_parallel > 1:
@@ -174,26 +174,26 @@ def _start(path: str, model: ModelConfig, rollout: RolloutConfig, device: torch.
     except ValueError as error:
         key, value = ("kv_cache_gb", rollout.kv_cache_gb) if on_cpu else ("gpu_memory_share", rollout.gpu_memory_share)
         raise ConfigError(
-            f"vLLM cannot start: {error}\nIn tandem's words: its memory is rollout.{key} (now {value}), its longest "
-            f"sequence rollout.max_model_tokens (now {rollout.max_model_tokens} tokens), sequences at once "
+            f"vLLM cannot start: {error}\nThe settings in tandem: memory is rollout.{key} (now {value}), longest sequence "
+            f"rollout.max_model_tokens (now {rollout.max_model_tokens} tokens), sequences in a batch "
             f"rollout.max_batch_sequences (now {rollout.max_batch_sequences})"
         ) from error
     finally:
-        # On a CPU vLLM preloads its allocator into all later child processes, and forbids setting threads.
+        # On a CPU, vLLM preloads its allocator into all later child processes and disables `torch.set_num_threads`.
         torch.set_num_threads = set_threads
         os.environ.pop("LD_PRELOAD", None)
         os.environ |= {} if preload is None else {"LD_PRELOAD": preload}
 
 
 def _physical(indices: Sequence[int]) -> list[int] | None:
-    """What vLLM calls the devices that torch sees at these places; None leaves the choice to vLLM."""
+    """vLLM's device ids for these torch device indices; None leaves the choice to vLLM."""
     from vllm.platforms import current_platform
 
     return [current_platform.visible_device_id_to_physical_device_id(index) for index in indices] or None
 
 
 def _arguments(path: str, model: ModelConfig, rollout: RolloutConfig, on_cpu: bool) -> dict[str, Any]:
-    """Our settings in vLLM's words."""
+    """Our settings as vLLM engine arguments."""
     arguments = {
         "model": path,
         "skip_tokenizer_init": True,
@@ -201,15 +201,15 @@ def _arguments(path: str, model: ModelConfig, rollout: RolloutConfig, on_cpu: bo
         "dtype": model.dtype,
         "max_num_seqs": rollout.max_batch_sequences,
         "tensor_parallel_size": rollout.tensor_parallel,
-        # Ray has placed this process already; workers of its own are children beside it.
+        # Ray has already placed this process; vLLM's tensor-parallel workers are its child processes.
         "distributed_executor_backend": "uni" if rollout.tensor_parallel == 1 else "mp",
         "gpu_memory_utilization": rollout.gpu_memory_share,
         "enable_prefix_caching": rollout.prefix_caching,
         "enable_sleep_mode": not on_cpu,
-        "enforce_eager": on_cpu,  # compiling the model takes minutes and gains little there
-        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature and cuts included
-        "generation_config": "vllm",  # sampling defaults that come with a model are not ours
-        "seed": 0,  # every request has its own
+        "enforce_eager": on_cpu,  # on CPU, compilation takes minutes and gains little
+        "logprobs_mode": "processed_logprobs",  # of the sampling distribution: after temperature, top-p and top-k
+        "generation_config": "vllm",  # ignores the sampling defaults of the model
+        "seed": 0,  # every request has its own seed
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
     }
@@ -221,12 +221,12 @@ def _arguments(path: str, model: ModelConfig, rollout: RolloutConfig, on_cpu: bo
 
 
 def _set_environment(on_cpu: bool) -> None:
-    """What vLLM reads from the environment when it is imported or started."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process, so weights need not leave it
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"  # sends nothing anywhere
+    """Sets the variables that vLLM reads at import or startup."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs in this process, so weights stay in it
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if on_cpu:
-        # One line of the sampler is compiled even with enforce_eager, which costs the first call up to 30 seconds.
+        # vLLM compiles one line of the sampler even with enforce_eager, which costs the first call up to 30 seconds.
         import torch._dynamo
 
         torch._dynamo.config.disable = True
@@ -239,31 +239,31 @@ def _check_head_size(size: int) -> None:
     if size not in known:
         raise ConfigError(
             f"rollout.engine=vllm on a CPU needs attention heads of {', '.join(map(str, known))} dimensions, but this "
-            f"model's have {size}. Set rollout.engine=hf, or for the embedded model other model.tiny.hidden_size and "
+            f"model's have {size}. Set rollout.engine=hf or, for the embedded model, change model.tiny.hidden_size and "
             "model.tiny.heads"
         )
 
 
 def _sampled(output: Any) -> Sampled:
-    """One response of vLLM in our form."""
+    """Converts a vLLM response."""
     if output.finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM ended a response with {output.finish_reason}, neither by a stop nor by its length")
+        raise RuntimeError(f"vLLM ended a response for the reason {output.finish_reason}; expected stop or length")
     ids = list(output.token_ids)
     logprobs = [entry[token].logprob for token, entry in zip(ids, output.logprobs, strict=False)]
     return Sampled(ids, logprobs, StopReason(output.finish_reason))
 
 
 def _unpack_experts(worker: Any) -> None:
-    """Lets vLLM pack experts for the CPU anew: it does so once only, and would read new weights as packed ones."""
+    """Makes vLLM repack experts for the CPU. Otherwise it would pack them only once and treat new weights as packed."""
     for module in worker.model_runner.get_model().modules():
         if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
             module.quant_method.moe_kernel = None
 
 
 def _repack_kept(worker: Any) -> None:
-    """Packs again what vLLM has packed for the CPU without giving up the weight itself.
+    """Repacks the CPU layers for which vLLM keeps both the weight and a packed copy.
 
-    An output layer tied to the embeddings is not among the names that are loaded: its weight is new, its packed copy not.
+    An output layer tied to the embeddings is not loaded by name: its weight is new, but its packed copy is old.
     """
     for module in worker.model_runner.get_model().modules():
         if hasattr(module, "cpu_linear") and module.weight.numel():
@@ -271,11 +271,11 @@ def _repack_kept(worker: Any) -> None:
 
 
 def _count_cache(worker: Any) -> int:
-    """Bytes of the key-value cache of one of vLLM's workers; layers may share a storage."""
+    """Bytes of the key-value cache of one vLLM worker; layers may share a storage."""
     storages = [cache.untyped_storage() for cache in worker.model_runner.kv_caches]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _load(weights: list[tuple[str, Tensor]], worker: Any) -> None:
-    """Runs in each of vLLM's workers."""
+    """Loads weights; runs in each vLLM worker."""
     worker.model_runner.get_model().load_weights(weights)

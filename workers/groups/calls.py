@@ -1,4 +1,4 @@
-"""Waiting for Ray workers: every wait has a name and a deadline, every failure a role, a rank and a node."""
+"""Waits for Ray workers. Every wait has a name and a deadline; every failure names a role, a rank and a node."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 
 from tandem.workers.cluster.postmortem import WorkerFailed, is_the_users, last_words
 
-DEATH_IS_SEEN_S = 5.0  # Ray tells of a dead process about as fast as the ranks it was connected to fail
-LOOK_S = 5.0  # seconds between looks at ranks that are not waited for
-MOST_TOLD = 4  # ranks of whose logs a message shows the end
+DEATH_IS_SEEN_S = 5.0  # the ranks connected to a dead process may fail before Ray reports the death
+LOOK_S = 5.0  # seconds between checks of ranks without a call in progress
+MOST_TOLD = 4  # a message shows the log tails of at most this many ranks
 
 
 class WorkerDied(WorkerFailed):
-    """A worker's process ended; `role` and `rank` say whose."""
+    """The process of a worker ended; `role` and `rank` identify the worker."""
 
     def __init__(self, text: str, role: str, rank: int) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class WorkerDied(WorkerFailed):
 
 @dataclass(frozen=True)
 class Home:
-    """Where a worker runs."""
+    """The node and process of a worker."""
 
     node: str  # address
     node_id: str = ""
@@ -35,18 +35,18 @@ class Home:
 
 
 class Watch:
-    """Looks after ranks while something else is waited for: a rank that dies between its calls would be missed until the
-    next one.
+    """Checks idle ranks while the driver waits for other calls. Otherwise a rank that dies between two of its calls would
+    go unnoticed until the next call.
     """
 
     def __init__(self) -> None:
         self.watched: list[Ranks] = []
 
     def wait_any(self, refs: Sequence[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
-        """One of the calls that has ended, if any has in time, and the others.
+        """One finished call, or none if none finishes in time, and the remaining calls.
 
         Raises:
-            WorkerDied: a watched rank has.
+            WorkerDied: a watched rank died.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -59,12 +59,12 @@ class Watch:
 
 
 Spawn = Callable[[int], tuple[Any, Home]]
-"""rank -> a new actor in its place, and where it runs; not started yet."""
+"""rank -> a new actor for this rank, not started yet, and its home."""
 
 
 @dataclass
 class Ranks:
-    """The Ray actors of one role; those of a role without state of its own can be replaced when they die."""
+    """The Ray actors of one role. Actors of a stateless role can be replaced when they die."""
 
     role: str
     handles: list[Any]
@@ -79,10 +79,10 @@ class Ranks:
         return len(self.handles)
 
     def wait(self, what: str, refs: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-        """The results of one call on each rank, by rank; the first failure of any of them ends the wait.
+        """The results of one call on each rank, in order of rank; the first failure ends the wait.
 
         Raises:
-            WorkerFailed: a rank raised, died, or took more than the deadline (default: cluster.call_timeout_s).
+            WorkerFailed: a rank raised, died, or missed the deadline (default: cluster.call_timeout_s).
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
@@ -110,7 +110,7 @@ class Ranks:
         return self.result(what, rank, ref)
 
     def _raise_a_death(self, what: str, others: dict[Any, int]) -> None:
-        """Raises WorkerDied if one of the other ranks has died: in a collective, the ones that live fail because of it."""
+        """Raises WorkerDied if another rank has died: in a collective operation, its death makes the live ranks fail."""
         waiting, deadline = list(others), time.monotonic() + DEATH_IS_SEEN_S
         while waiting and time.monotonic() < deadline:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
@@ -120,14 +120,14 @@ class Ranks:
                 except WorkerDied:
                     raise
                 except Exception:
-                    continue  # one more that failed because of it
+                    continue  # another rank that failed because of the death
 
     def result(self, what: str, rank: int, ref: Any) -> Any:
-        """What a call that has ended gave.
+        """The result of a call that has ended.
 
         Raises:
-            WorkerDied: the process of the rank ended. WorkerFailed: the call raised. ValueError, TrainingError: one of
-                tandem's own, as the worker raised it.
+            WorkerDied: the process of the rank ended. WorkerFailed: the call raised. ValueError, TrainingError: the worker
+                raised one of tandem's own subclasses, which passes through unchanged.
         """
         try:
             return ray.get(ref, timeout=self.timeout_s)
@@ -135,7 +135,7 @@ class Ranks:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if is_the_users(cause):
                 raise cause from None
-            # As an instance of its cause's class too, a RayTaskError has its traceback in its text alone.
+            # A RayTaskError that is also an instance of its cause's class has its traceback only in its text.
             where = f"\n{getattr(error, 'traceback_str', '') or error}"
             raise WorkerFailed(f"{self.who(rank)} failed in `{what}`: {type(cause).__name__}: {cause}{where}") from error
         except (ActorDiedError, RayActorError) as error:
@@ -145,26 +145,26 @@ class Ranks:
             raise WorkerFailed(f"{self.who(rank)} was lost in `{what}`: {type(error).__name__}: {error}") from error
 
     def look(self) -> None:
-        """Raises WorkerDied if a rank has died, also if no call is under way."""
+        """Raises WorkerDied if a rank has died, even without a call in progress."""
         for rank, handle in enumerate(self.handles):
             if _is_dead(handle):
                 raise WorkerDied(f"{self.who(rank)} died: {_likely_cause('')}{self._log(rank)}", self.role, rank)
 
     def late(self, what: str, ranks: Sequence[int], timeout_s: float) -> WorkerFailed:
-        """The failure of ranks that have not answered in time, with what they were doing."""
-        told = ranks[:MOST_TOLD]  # in a collective all are late, whichever of them hangs
+        """The error for ranks that missed a deadline, with their log tails and stacks."""
+        told = ranks[:MOST_TOLD]  # in a collective operation, one rank that hangs makes all ranks late
         more = f" and {len(ranks) - len(told)} more" if len(ranks) > len(told) else ""
         return WorkerFailed(
             f"{', '.join(self.who(rank) for rank in told)}{more} did not finish `{what}` within {timeout_s:g} s. It may "
-            "hang, or need longer: look at where it was, or raise cluster.call_timeout_s (cluster.startup_timeout_s for "
+            "hang or need more time: see its stacks below, or raise cluster.call_timeout_s (cluster.startup_timeout_s for "
             "start)" + "".join(self._log(rank, stacks=True) for rank in told)
         )
 
     def replace(self, rank: int, death: WorkerDied) -> Any:
-        """A new actor in the place of one that died, not started yet.
+        """Replaces a dead actor; returns the new actor, not started yet.
 
         Raises:
-            WorkerDied: the one given, where it is of another role, the role cannot be replaced, or has been too often.
+            WorkerDied: `death` is of another role, actors of this role cannot be replaced, or no restarts are left.
         """
         if self.spawn is None or death.role != self.role:
             raise death
@@ -172,7 +172,7 @@ class Ranks:
             limit = f"cluster.max_restarts={self.most_restarts} restarts of {self.role} are used up"
             raise WorkerDied(f"{death}\n{limit}", self.role, rank) from death
         self.restarts += 1
-        ray.kill(self.handles[rank])  # one that is only out of reach would keep its share of the bundle
+        ray.kill(self.handles[rank])  # an actor that is only unreachable would keep its share of the bundle
         self.handles[rank], self.homes[rank] = self.spawn(rank)
         return self.handles[rank]
 
@@ -190,7 +190,7 @@ def _is_dead(handle: Any) -> bool:
     try:
         return bool(ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD")
     except Exception:
-        return False  # a head that is gone is told of elsewhere
+        return False  # `RayWatch` reports a lost head
 
 
 def _likely_cause(text: str) -> str:

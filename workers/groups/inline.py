@@ -1,4 +1,4 @@
-"""`cluster=inline`: the roles in this process, one rank each, without Ray. A debugger steps through everything."""
+"""`cluster=inline`: the roles in this process, one rank each, without Ray. A debugger can step through everything."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tandem.workers.sync.transports import Sent
 
 
 class InlineRollouts:
-    """The `Rollouts` protocol over one worker in this process: what is submitted is sampled at once."""
+    """Implements the `Rollouts` protocol with one worker in this process; `submit` samples immediately."""
 
     def __init__(self, worker: RolloutWorker) -> None:
         self.worker = worker
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
-        """Samples now; the ticket is the result."""
+        """Samples immediately; the ticket is the result."""
         return self.worker.generate(prompts, sampling), sampling.samples
 
     restarts = 0
 
     def finished(self, ticket: Any) -> Iterator[tuple[int, list[Rollout]]]:
-        """(place of a prompt, its samples)."""
+        """Yields (index of a prompt, its samples)."""
         rollouts, samples = ticket
         yield from enumerate(rollouts[start : start + samples] for start in range(0, len(rollouts), samples))
 
@@ -34,26 +34,26 @@ class InlineRollouts:
         return list(ticket[0])
 
     def abandon(self) -> None:
-        """Frees the device's memory: nothing is under way between calls."""
+        """Frees device memory. There is no work in progress between calls."""
         self.worker.sleep()
 
     def begin_weights(self) -> None:
-        """Nothing: the weights come in the call."""
+        """Does nothing: `load_weights` receives the weights directly."""
 
     def load_weights(self, bucket: Sent) -> None:
-        """Takes one part of new weights."""
+        """Takes one bucket of new weights."""
         self.worker.load_weights(bucket)
 
     def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
-        """Declares the weights complete; raises WeightSyncError naming a tensor that did not arrive as sent."""
+        """Completes the weight update; WeightSyncError names a tensor that did not arrive as sent."""
         compare_checksums(checksums, self.worker.finish_weights(version), "the rollout engine")
 
     def sleep(self) -> None:
-        """Frees the device's memory."""
+        """Frees device memory."""
         self.worker.sleep()
 
     def wake(self, what: str) -> None:
-        """Takes it back."""
+        """Reclaims device memory."""
         self.worker.wake(what)
 
     def memory(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Messages over a stream socket: a nonce, the length of the body, the body.
 
-An answer carries the nonce of its question, so bytes that nobody asked for are never taken for an answer.
+An answer carries the nonce of its request, so unrequested bytes are never mistaken for an answer.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ HEADER = struct.Struct(f"!{NONCE_BYTES}sI")
 
 
 class ProtocolError(Exception):
-    """Something else than the expected answer arrived."""
+    """Something other than the expected answer arrived."""
 
 
 def new_nonce() -> bytes:
-    """A nonce that cannot be guessed."""
+    """A random nonce that cannot be guessed."""
     return os.urandom(NONCE_BYTES)
 
 
 def send(channel: socket.socket, nonce: bytes, body: bytes, timeout_s: float | None = None) -> None:
-    """Sends one message; ConnectionError or TimeoutError if the other side does not take it."""
+    """Sends one message; ConnectionError or TimeoutError if the other side does not receive it."""
     channel.settimeout(timeout_s)
     channel.sendall(frame(nonce, body))
 
 
 def frame(nonce: bytes, body: bytes) -> bytes:
-    """A message as it travels."""
+    """A message as bytes to send."""
     return HEADER.pack(nonce, len(body)) + body
 
 
@@ -46,20 +46,20 @@ def receive(
     """The nonce and the body of the next message.
 
     Args:
-        expected: the nonces that it may have. limit: bytes of the body. timeout_s: for the whole message, however slowly
-            its bytes come in.
+        expected: the nonces to accept. limit: the largest body in bytes. timeout_s: for the whole message, however slowly
+            its bytes arrive.
 
     Raises:
-        ProtocolError: the nonce is none of these, or the body is longer than `limit`.
-        TimeoutError: it was not complete in time.
+        ProtocolError: the nonce is not in `expected`, or the body is longer than `limit`.
+        TimeoutError: the message was not complete in time.
         EOFError: the other side has closed.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     nonce, size = HEADER.unpack(_read(channel, HEADER.size, deadline))
     if expected is not None and nonce not in expected:
-        raise ProtocolError("bytes that nobody asked for")
+        raise ProtocolError("unrequested bytes")
     if size > limit:
-        raise ProtocolError(f"an answer of {size} bytes; at most {limit} are read")
+        raise ProtocolError(f"an answer of {size} bytes; the limit is {limit}")
     return nonce, _read(channel, size, deadline)
 
 

@@ -1,4 +1,4 @@
-"""The pool's side of a reward process: the process, the socket to it, questions and answers."""
+"""The pool's side of a reward process: the process, the socket to it, requests and answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.platform.system.search_path import without_sources
 from tandem.workers.cluster.private_cluster import TOKEN
 from tandem.workers.isolation.frames import ProtocolError, new_nonce, receive, send
 
-END_S = 7.0  # for a process and all that it has started
+END_S = 7.0  # seconds for a process and its descendants to end
 LARGEST_ANSWER = 2**24  # bytes
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
@@ -29,10 +29,10 @@ class RewardChild:
     """A reward process and our end of the socket to it."""
 
     def __init__(self, functions: Sequence[str], memory_mb: int, is_concurrent: bool, timeout_s: float) -> None:
-        self.is_async: list[bool] = []  # by function, once it is ready
+        self.is_async: list[bool] = []  # by function, once the process is ready
         self._channel, theirs = socket.socketpair()
         path = os.pathsep.join(without_sources(sys.path, os.environ.get("PYTHONPATH", "")))
-        inherited = {name: value for name, value in os.environ.items() if name != TOKEN}  # Ray is none of its business
+        inherited = {name: value for name, value in os.environ.items() if name != TOKEN}  # it must not access Ray
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tandem.workers.isolation.reward_process"],
@@ -49,7 +49,7 @@ class RewardChild:
         }
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the functions are loaded; RewardError if they cannot be."""
+        """Waits until the functions are loaded; RewardError if loading fails."""
         nonce = self._send(json.dumps(self._start).encode(), timeout_s)
         try:
             answer = json.loads(receive(self._channel, [nonce], limit=LARGEST_ANSWER, timeout_s=timeout_s)[1])
@@ -64,20 +64,20 @@ class RewardChild:
         self.is_async = answer["async"]
 
     def ask(self, unit: Any, timeout_s: float) -> bytes:
-        """Hands over a unit; returns the nonce of its answer."""
+        """Sends a unit; returns the nonce of its answer."""
         return self._send(pickle.dumps(unit), timeout_s)
 
     def has_said_something(self, timeout_s: float) -> bool:
-        """Whether there is an answer to read, or the process has ended, within so many seconds."""
+        """Whether, within `timeout_s` seconds, there is an answer to read or the process has ended."""
         return bool(select.select([self._channel], [], [], max(timeout_s, 0.0) if timeout_s < math.inf else None)[0])
 
     def answer(self, nonces: Container[bytes], timeout_s: float) -> tuple[bytes, Outcome]:
-        """The nonce and the outcome of the next answer; TimeoutError, EOFError at the end of the process, ProtocolError."""
+        """The nonce and outcome of the next answer; TimeoutError, EOFError if the process ended, or ProtocolError."""
         nonce, body = receive(self._channel, nonces, limit=LARGEST_ANSWER, timeout_s=timeout_s)
         return nonce, _as_outcome(body)
 
     def is_fit(self) -> bool:
-        """Whether the process lives, and has said nothing that it was not asked for."""
+        """Whether the process is alive and has sent no unrequested bytes."""
         self._channel.settimeout(0)
         try:
             self._channel.recv(1, socket.MSG_PEEK)
@@ -88,7 +88,7 @@ class RewardChild:
         return False
 
     def kill(self) -> None:
-        """Ends the process and what it started, and waits for their end."""
+        """Ends the process and its descendants, and waits until they have ended."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
             self.process.send_signal(signal.SIGCONT)  # a function may have stopped it
@@ -99,12 +99,12 @@ class RewardChild:
             self.process.wait()
 
     def release(self) -> None:
-        """Gives back the socket; only the owning thread may."""
+        """Closes the socket; only for the owning thread."""
         self._channel.close()
 
     def _send(self, body: bytes, timeout_s: float) -> bytes:
         nonce = new_nonce()
-        with contextlib.suppress(ConnectionError, TimeoutError):  # who waits for the answer is told
+        with contextlib.suppress(ConnectionError, TimeoutError):  # waiting for the answer reports the failure
             send(self._channel, nonce, body, timeout_s)
         return nonce
 
@@ -118,13 +118,13 @@ class RewardChild:
 
 
 def _as_outcome(answer: bytes) -> Outcome:
-    """An answer as an outcome; ProtocolError if it is none."""
+    """An answer as an outcome; ProtocolError if it is not one."""
     try:
         value, problem, detail, pairs = json.loads(answer)
         steps = tuple((int(end), float(reward)) for end, reward in pairs)
         outcome = Outcome(None if value is None else float(value), problem, str(detail), steps)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"an answer that is no outcome ({error})") from None
+        raise ProtocolError(f"an answer that is not an outcome ({error})") from None
     if outcome.value is not None and not math.isfinite(outcome.value):
-        raise ProtocolError("an answer that is no finite number")
+        raise ProtocolError("an answer that is not a finite number")
     return outcome

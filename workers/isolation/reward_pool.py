@@ -1,14 +1,13 @@
-"""Reward functions in processes of their own: a function that hangs, crashes or eats memory costs one sample.
+"""Runs reward functions in separate processes: a function that hangs, crashes or exhausts memory costs only one sample.
 
 Each process is owned by one thread of the pool, which starts it, feeds it, times each function from outside, and kills
-and replaces it. There are no signals and no alarms, so a pool works in any thread, in an asyncio executor and in a Ray
-actor.
+and replaces it. The pool uses no signals or alarms, so it works in any thread, in an asyncio executor and in a Ray actor.
 
-This isolates faults; it is no security boundary. Reward functions are code of the user, with the user's rights. Accidents
-cost their own sample: endless loops, crashes, memory, forks and processes left behind, floods of output, bytes written to
-a wrong descriptor, a kill of the parent. A function that wants to can still read the run's environment and files, send
-signals to any process of the user, and change what a later function in the same process sees. Code written by a model must
-not be run by a reward function.
+This isolates faults; it is not a security boundary. Reward functions are the user's code and run with the user's rights.
+These accidents cost only their own sample: endless loops, crashes, memory use, forks and orphaned processes, floods of
+output, bytes written to a wrong descriptor, a kill of the parent. A malicious function can still read the run's environment
+and files, send signals to any process of the user, and change the state that a later function in the same process sees.
+Reward functions must not run code written by a model.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from tandem.platform.rewards.functions import TRANSIENT, Outcome, Sample
 from tandem.workers.isolation.frames import ProtocolError
 from tandem.workers.isolation.reward_child import RewardChild
 
-STARTUP_S = 60.0  # a user's file may import much
-FIRST_PAUSE_S = 1.0  # before a transient error is tried again; it doubles
-ASYNC_GRACE_S = 2.0  # for an async function that does not let itself be cancelled
-POLL_S = 0.05  # between looks for more units, while others are with the process
+STARTUP_S = 60.0  # a user's file may have slow imports
+FIRST_PAUSE_S = 1.0  # before the first retry after a transient error; doubles with each retry
+ASYNC_GRACE_S = 2.0  # extra time for an async function that resists cancellation
+POLL_S = 0.05  # between checks for more units, while the process works on others
 
 
 class RewardPool:
-    """Runs reward functions on samples in processes of their own; safe to call from several threads at once.
+    """Runs reward functions on samples in separate processes. Thread-safe.
 
-    Plain functions run one sample at a time in each of `processes` processes, async ones up to `concurrency` samples at a
-    time in one process more.
+    Each of `processes` processes runs plain functions on one sample at a time. One additional process runs async functions
+    on up to `concurrency` samples at a time.
     """
 
     def __init__(
@@ -51,13 +50,13 @@ class RewardPool:
     ) -> None:
         """Starts the processes; RewardError if a function (a built-in's name, or path.py:name) cannot be loaded.
 
-        `timeout_s` is for one function on one sample, `memory_limit_mb` MiB of address space for each process. A function
-        that raises a transient error is called again up to `retries` times, after pauses that double.
+        `timeout_s` limits one function on one sample; `memory_limit_mb` limits the address space of each process, in MiB.
+        After a transient error a function is retried up to `retries` times, with pauses that double.
         """
         self._functions = list(functions)
         self._timeout_s, self._memory_mb, self._startup_s = timeout_s, memory_limit_mb, startup_s
         self._retries = retries
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the next four attributes
         self._children: set[RewardChild] = set()
         self._calls: set[Call] = set()
         self._closed = False
@@ -72,7 +71,7 @@ class RewardPool:
             raise
 
     def _start(self, lane: _Lane, count: int) -> list[bool]:
-        """Starts threads with a process each; returns which functions are async, once all are ready."""
+        """Starts `count` threads with a process each and waits until all are ready; returns which functions are async."""
         starts = [_Start() for _ in range(count)]
         for number, start in enumerate(starts):
             thread = threading.Thread(target=self._serve, args=(lane, start), name=f"reward-{number}", daemon=True)
@@ -113,7 +112,7 @@ class RewardPool:
         self._lanes[self._is_async[unit.function]].queue.put(unit)
 
     def _serve(self, lane: _Lane, start: _Start) -> None:
-        """The life of one thread. It must outlive its child: the kernel kills the child with it."""
+        """The main loop of one thread. The thread must outlive its child: the kernel kills the child when it ends."""
         child: RewardChild | None = None
         asked: dict[bytes, _Asked] = {}
         try:
@@ -129,7 +128,7 @@ class RewardPool:
             except _Closed:
                 break
             except BaseException as error:
-                for unit in [one.unit for one in asked.values()]:
+                for unit in [pending.unit for pending in asked.values()]:
                     unit.call.fail(error)
                 asked.clear()
                 self._discard(child)
@@ -137,8 +136,8 @@ class RewardPool:
         self._discard(child)
 
     def _ask(self, child: RewardChild | None, lane: _Lane, asked: dict[bytes, _Asked]) -> RewardChild | None:
-        """Hands units to the child, or to a new one, until it has as many as it may have at a time."""
-        while len(asked) < lane.window and not any(one.unit.alone for one in asked.values()):
+        """Sends units to the child, or to a new child, until the window is full."""
+        while len(asked) < lane.window and not any(pending.unit.alone for pending in asked.values()):
             unit = lane.next(waits=not asked)
             if unit is None:
                 break
@@ -147,7 +146,7 @@ class RewardPool:
             if unit.alone and asked:
                 lane.queue.put(unit)
                 break
-            if not asked and (child is None or not child.is_fit()):  # what broke between units is nobody's fault
+            if not asked and (child is None or not child.is_fit()):  # no unit is to blame for a child that broke while idle
                 self._discard(child)
                 child = None
                 try:
@@ -156,16 +155,16 @@ class RewardPool:
                     unit.call.fail(error)
                     continue
             assert child is not None
-            grace = ASYNC_GRACE_S if lane.polls else 0.0  # an async function is timed in its own process too
+            grace = ASYNC_GRACE_S if lane.polls else 0.0  # the process itself times async functions too
             nonce = child.ask((unit.function, unit.sample), self._timeout_s)
             asked[nonce] = _Asked(unit, time.monotonic() + self._timeout_s + grace)
         return child
 
     def _take(self, child: RewardChild | None, lane: _Lane, asked: dict[bytes, _Asked]) -> RewardChild | None:
-        """Takes one answer, if there is one in time; returns the child if it is still fit for work."""
+        """Takes one answer if it arrives in time; returns the child if it can still be used."""
         if child is None or not asked:
             return child
-        deadline = min(one.deadline for one in asked.values())
+        deadline = min(pending.deadline for pending in asked.values())
         if not child.has_said_something(min(deadline - time.monotonic(), POLL_S if lane.polls else math.inf)):
             if time.monotonic() < deadline:
                 return child
@@ -185,26 +184,26 @@ class RewardPool:
         return None
 
     def _settle_overdue(self, asked: dict[bytes, _Asked]) -> None:
-        """Units over their time are lost, the others are tried again."""
+        """Settles overdue units as timeouts and requeues the others."""
         now = time.monotonic()
-        for one in asked.values():
-            if one.deadline <= now:
-                self._settle(one.unit, Outcome(None, "timeout", f"took over {self._timeout_s:g} s"))
+        for pending in asked.values():
+            if pending.deadline <= now:
+                self._settle(pending.unit, Outcome(None, "timeout", f"took over {self._timeout_s:g} s"))
             else:
-                self._put(one.unit)
+                self._put(pending.unit)
         asked.clear()
 
     def _settle_crash(self, asked: dict[bytes, _Asked], detail: str) -> None:
-        """One of the units has done it; of several each is tried again by itself."""
-        for one in asked.values():
+        """Settles a single unit as a crash. If several units were running, retries each alone to find the cause."""
+        for pending in asked.values():
             if len(asked) == 1:
-                self._settle(one.unit, Outcome(None, "crash", detail))
+                self._settle(pending.unit, Outcome(None, "crash", detail))
             else:
-                self._put(replace(one.unit, alone=True))
+                self._put(replace(pending.unit, alone=True))
         asked.clear()
 
     def _settle(self, unit: _Unit, outcome: Outcome) -> None:
-        """Gives a unit its outcome, or another attempt."""
+        """Records the outcome of a unit, or schedules another attempt after a transient error."""
         if outcome.problem == TRANSIENT:
             if unit.attempt < self._retries and not unit.call.done.is_set():
                 pause = FIRST_PAUSE_S * 2**unit.attempt * random.uniform(0.75, 1.25)
@@ -219,7 +218,7 @@ class RewardPool:
                 self._calls.discard(unit.call)
 
     def _spawn(self, lane: _Lane) -> RewardChild:
-        with self._lock:  # no child may appear after close() has looked for them
+        with self._lock:  # close() must see every child
             if self._closed:
                 raise RuntimeError("the reward pool is closed")
             child = RewardChild(self._functions, self._memory_mb, lane.polls, self._timeout_s)
@@ -241,7 +240,7 @@ class RewardPool:
 
 
 class Call:
-    """The outcomes of one batch of samples, as they come in."""
+    """The outcomes of one batch of samples, collected as they arrive."""
 
     def __init__(self, samples: int, functions: int) -> None:
         self._outcomes: list[list[Outcome]] = [[Outcome(None, "none")] * functions for _ in range(samples)]
@@ -253,7 +252,7 @@ class Call:
             self.done.set()
 
     def set(self, sample: int, function: int, outcome: Outcome) -> None:
-        """Takes one outcome; each is given once."""
+        """Stores one outcome; call it once per sample and function."""
         with self._lock:
             self._outcomes[sample][function] = outcome
             self._left -= 1
@@ -261,14 +260,14 @@ class Call:
                 self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the call with an error, unless it has ended."""
+        """Ends the call with an error, unless it has already ended."""
         with self._lock:
             if not self.done.is_set():
                 self._error = error
                 self.done.set()
 
     def wait(self) -> list[list[Outcome]]:
-        """All outcomes, or the error. It ends: every function and every start has a deadline of its own."""
+        """Waits for all outcomes, or raises the error. Always returns: every function and every start has a deadline."""
         self.done.wait()
         if self._error is not None:
             raise self._error
@@ -298,14 +297,14 @@ class _Asked:
 
 
 class _Lane:
-    """Units that wait for a process; `window` of them are in a process at a time."""
+    """A queue of units; at most `window` of them are in a process at a time."""
 
     def __init__(self, window: int, polls: bool = False) -> None:
         self.window, self.polls = window, polls
         self.queue: queue.Queue[_Unit | None] = queue.Queue()
 
     def next(self, waits: bool) -> _Unit | None:
-        """The next unit; without waiting, None if there is none. _Closed at the end."""
+        """The next unit; None if the queue is empty and `waits` is False. Raises _Closed once the pool is closed."""
         try:
             unit = self.queue.get(block=waits)
         except queue.Empty:
@@ -316,7 +315,7 @@ class _Lane:
 
 
 class _Start:
-    """How the start of a thread's first process went."""
+    """The result of starting a thread's first process."""
 
     def __init__(self) -> None:
         self.ready = threading.Event()
@@ -324,7 +323,7 @@ class _Start:
         self.is_async: list[bool] = []
 
     def wait(self) -> list[bool]:
-        """Which functions are async; the error if there is one."""
+        """Waits for the start; returns which functions are async, or raises the error."""
         self.ready.wait()
         if self.error is not None:
             raise self.error

@@ -1,12 +1,12 @@
-"""The process that runs reward functions for `reward_pool.RewardPool`, one sample after the other.
+"""The process that runs reward functions for `reward_pool.RewardPool`.
 
 Started as `python -m tandem.workers.isolation.reward_process` with a socket as its standard input. The process is a
-keeper: it runs no code of a user, forks the runner, which loads the functions and answers on the socket, and passes on
-what they print. When the runner ends, or the thread of the pool, the keeper ends everything that the functions have
-started. It can find it all because it is a child subreaper: the kernel makes it the parent of processes whose own
+keeper: it runs no user code. It forks a runner, which loads the functions and answers on the socket, and it copies the
+functions' output to the log. When the runner or the pool's thread ends, the keeper ends all processes that the functions
+have started. It finds them all because it is a child subreaper: the kernel makes it the parent of processes whose own
 parent has ended.
 
-Imports stay few, so that a replacement is up in a tenth of a second.
+There are few imports, so a replacement starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from tandem.workers.isolation.frames import HEADER, frame, receive, send
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 24, 36
 CAP_SYS_RESOURCE = 24
 CAPABILITIES_V3 = 0x20080522
-KEPT_CHARACTERS = 1024  # of what a process prints, at its beginning and at its end
-KEPT_BYTES = 8 * KEPT_CHARACTERS  # looked through for secrets, so that none is cut in two
-END_S = 5.0  # for the end of what functions have started
+KEPT_CHARACTERS = 1024  # kept from the beginning and from the end of a process's output
+KEPT_BYTES = 8 * KEPT_CHARACTERS  # searched for secrets; more than is kept, so that no secret is cut in two
+END_S = 5.0  # seconds for descendants to end
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> NoReturn:
-    """Forks the runner, waits until it or the pool ends, and ends as the runner did."""
+    """Forks the runner, waits until the runner or the pool ends, and exits with the runner's status."""
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     nonce, body = receive(channel)
     start: dict[str, Any] = json.loads(body)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != start["pool"]:  # it died before we asked
+    if os.getppid() != start["pool"]:  # the pool died before PDEATHSIG was set
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     keeper = _Keeper()
@@ -79,7 +79,7 @@ def main() -> NoReturn:
 
 
 class _Keeper:
-    """Waits for the runner, passes on what it prints, and ends its family."""
+    """Waits for the runner, copies its output to the log, and ends its descendants."""
 
     def __init__(self) -> None:
         self._ends = False
@@ -93,7 +93,7 @@ class _Keeper:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
 
     def forget(self) -> None:
-        """Takes back in the runner what is set up for the keeper."""
+        """Undoes the keeper's setup in the runner."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -101,7 +101,7 @@ class _Keeper:
         os.close(self._wakes)
 
     def wait(self, runner: int, output: int) -> int:
-        """The wait status of the runner, once it and all that it has started have ended."""
+        """The wait status of the runner, once the runner and its descendants have ended."""
         os.set_blocking(output, False)
         printed = _Printed()
         is_open = True
@@ -124,7 +124,7 @@ class _Keeper:
         return self._status or 0
 
     def _reap(self, runner: int) -> bool:
-        """Takes the exit codes of children that have ended; whether there are others."""
+        """Collects the exit codes of children that have ended; returns whether any children are left."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == runner:
@@ -138,7 +138,7 @@ class _Keeper:
 
 
 class _Printed:
-    """Writes the beginning and the end of what functions print into the log, without secrets, and counts the rest."""
+    """Writes the beginning and the end of the functions' output to the log, without secrets, and counts the rest."""
 
     def __init__(self) -> None:
         self._head, self._tail = b"", b""
@@ -146,7 +146,7 @@ class _Printed:
         self._after = 0  # bytes after the beginning
 
     def read(self, source: int) -> bool:
-        """Takes what there is to read; False at the end."""
+        """Reads available output; returns False at the end."""
         data = os.read(source, 2**16)
         if self._room > 0:
             self._head += data
@@ -158,7 +158,7 @@ class _Printed:
         return bool(data)
 
     def end(self) -> None:
-        """Writes the end."""
+        """Writes the end of the output and how much is left out."""
         self._write_head(self._head)
         text = shown(self._tail.decode(errors="replace"))[-KEPT_CHARACTERS:]
         left_out = self._after - len(text.encode())
@@ -181,12 +181,12 @@ class _Printed:
         self._tail = (self._tail + data)[-KEPT_BYTES:]
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # nobody reads the log any more
+        with suppress(OSError):  # the log may be closed
             os.write(2, text.encode())
 
 
 def _end_as(status: int) -> NoReturn:
-    """Ends this process with the exit code or the signal of another."""
+    """Ends this process with the exit code or signal in a wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
@@ -196,10 +196,10 @@ def _end_as(status: int) -> NoReturn:
 
 
 def _run(channel: socket.socket, nonce: bytes, start: dict[str, Any], output: int, keeper: int) -> NoReturn:
-    """The life of the runner: loads the functions, says so, and serves chunks until the pool closes the channel."""
+    """The runner's main function: loads the functions, reports success, and serves until the pool closes the channel."""
     code = 1
     try:
-        os.setsid()  # signals that a function sends to its process group do not reach the keeper
+        os.setsid()  # keeps signals that a function sends to its process group from the keeper
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(1)
@@ -222,7 +222,7 @@ def _run(channel: socket.socket, nonce: bytes, start: dict[str, Any], output: in
             else:
                 asyncio.run(_serve_concurrently(channel, functions, start["timeout_s"]))
         code = 0
-    except EOFError:  # the pool needs no more
+    except EOFError:  # the pool has closed the channel
         code = 0
     except BaseException as error:
         say(describe_exception(error), error=True)
@@ -234,7 +234,7 @@ Functions = Sequence[tuple[str, RewardFunction]]
 
 
 def _serve(channel: socket.socket, functions: Functions) -> None:
-    """Runs units as they are asked for, one at a time."""
+    """Runs units in order of arrival, one at a time."""
     while True:
         nonce, body = receive(channel)
         name, function, sample = _unit(body, functions)
@@ -243,13 +243,13 @@ def _serve(channel: socket.socket, functions: Functions) -> None:
             outcome = _checked(name, sample, function(sample))
         except BaseException as error:
             outcome = _failure(error, function)
-        if os.getpid() != runner:  # the function has forked, and this is its child
+        if os.getpid() != runner:  # the function has forked and returned in the child
             os._exit(0)
         _answer(channel, nonce, _as_message(outcome))
 
 
 async def _serve_concurrently(channel: socket.socket, functions: Functions, timeout_s: float) -> None:
-    """Runs async units beside each other; one that takes too long is cancelled and costs the others nothing."""
+    """Runs async units concurrently; cancels a unit that takes too long, without effect on the others."""
     reader, writer = await asyncio.open_connection(sock=channel)
     runner = os.getpid()
 
@@ -260,7 +260,7 @@ async def _serve_concurrently(channel: socket.socket, functions: Functions, time
         except BaseException as error:
             late = limit.expired()
             outcome = Outcome(None, "timeout", f"took over {timeout_s:g} s") if late else _failure(error, function)
-        if os.getpid() != runner:  # the function has forked, and this is its child
+        if os.getpid() != runner:  # the function has forked and returned in the child
             os._exit(0)
         writer.write(frame(nonce, json.dumps(_as_message(outcome)).encode()))
 
@@ -277,8 +277,8 @@ async def _serve_concurrently(channel: socket.socket, functions: Functions, time
 
 
 def _unit(body: bytes, functions: Functions) -> tuple[str, RewardFunction, Sample]:
-    """The function of a unit, with its name, and the sample."""
-    with users_set_aside():  # a row may hold dates, whose module is loaded now
+    """The name and function of a unit, and its sample."""
+    with users_set_aside():  # unpickling may import a module, for example for dates in a row
         number, sample = pickle.loads(body)
     return *functions[number], sample
 
@@ -291,8 +291,8 @@ def _checked(name: str, sample: Sample, value: Any) -> Outcome:
 
 
 def _failure(error: BaseException, function: RewardFunction) -> Outcome:
-    """What the error of a function stands for."""
-    if isinstance(error, MemoryError):  # one greedy sample must not stop a run: as if the process had been killed
+    """The outcome of a function that raised an error."""
+    if isinstance(error, MemoryError):  # treated as if the process had been killed, so one sample cannot stop a run
         return Outcome(None, "crash", describe_exception(error))
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     return Outcome(None, TRANSIENT if is_transient(error) else "error", describe_exception(error, file))
@@ -307,16 +307,16 @@ def _answer(channel: socket.socket, nonce: bytes, message: Any) -> None:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Sets the soft and the hard limit, so that it cannot be raised again."""
+    """Sets the soft and the hard limit, so the limit cannot be raised again."""
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
 def _give_up(capability: int) -> None:
-    """Gives up a capability of the superuser for this process and all that it starts; see capabilities(7)."""
+    """Drops a superuser capability for this process and its descendants; see capabilities(7)."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; those of numbers from 32 on follow
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; three for numbers below 32, then three for the rest
     _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     if _libc.capget(header, sets) == 0:
         for place in range(3):

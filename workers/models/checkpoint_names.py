@@ -1,7 +1,7 @@
-"""Tensors as a checkpoint has them, from those that transformers holds: it fuses or renames some when it loads them.
+"""Converts tensors as transformers holds them to tensors as a checkpoint stores them.
 
-An engine of its own reads the names of checkpoints, and may pass over others without a word: the experts of a layer are one
-tensor in transformers, and three for each expert in a checkpoint.
+Transformers fuses or renames some tensors when it loads a checkpoint: the experts of a layer are one tensor in
+transformers, but three per expert in a checkpoint. Other engines expect checkpoint names and may silently ignore others.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from tandem.workers.models.loading import shapes
 
 
 class CheckpointNames:
-    """Turns buckets of a model's tensors into those of a checkpoint.
+    """Converts buckets of a model's tensors to checkpoint tensors.
 
-    A tensor of which others are a part waits until all of them are there.
+    Tensors that can only be converted together with others wait until all such tensors have arrived.
     """
 
     def __init__(self, skeleton: Any) -> None:
         """`skeleton`: the model on the meta device."""
         self._model = skeleton
-        own = dict(skeleton.state_dict())
-        whole = shapes(self._revert(own))
-        self._is_same = whole == shapes(own)
-        self._alone = set() if self._is_same else {name for name in own if self._stands_alone(name, own[name], whole)}
-        self._together = own.keys() - self._alone
+        held = dict(skeleton.state_dict())
+        whole = shapes(self._revert(held))
+        self._is_same = whole == shapes(held)
+        self._alone = set() if self._is_same else {name for name in held if self._stands_alone(name, held[name], whole)}
+        self._together = held.keys() - self._alone
         self._waiting: dict[str, Tensor] = {}
 
     def of(self, bucket: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint has of these tensors, and of those that waited for them; empty if all have to wait."""
+        """The checkpoint tensors for this bucket and for waiting tensors that it completes; empty if all must wait."""
         if self._is_same:
             return dict(bucket)
         ready = {name: tensor for name, tensor in bucket.items() if name in self._alone}
-        # Copies: the sender may write to its tensors before the last part is there.
+        # Copies: the sender may overwrite its tensors before the last one arrives.
         self._waiting |= {name: tensor.clone() for name, tensor in bucket.items() if name not in self._alone}
         if self._together <= self._waiting.keys():
             ready |= self._waiting
@@ -48,9 +48,9 @@ class CheckpointNames:
         return dict(revert_weight_conversion(self._model, tensors)) if tensors else {}
 
     def _stands_alone(self, name: str, tensor: Tensor, whole: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether a tensor gives its part of the checkpoint without others."""
+        """Whether a tensor can be converted without others."""
         try:
             part = shapes(self._revert({name: tensor}))
-        except Exception:  # an operation that misses its other operands
+        except Exception:  # the conversion needs other tensors
             return False
         return all(whole.get(key) == shape for key, shape in part.items())

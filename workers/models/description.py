@@ -1,6 +1,6 @@
-"""What belongs to a model besides its weights: config, generation defaults, tokenizer, templates, code.
+"""The files of a model other than its weights: config, generation defaults, tokenizer, templates, code.
 
-A run copies these files as they are. Loading and saving them again would change some, and refuse others.
+A run copies these files unchanged. Loading and saving them again would change some and fail for others.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tandem.workers.models.loading import LOAD_ERRORS, cannot_load, shapes, skel
 from tandem.workers.models.tokenizer import load_tokenizer
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".npz", ".gguf", ".tflite")
-"""Endings of files that hold weights or the state of an optimizer."""
-INDEX = ".index.json"  # says which tensor is in which file of weights
-LEFT_OUT = (".", "__pycache__", "checkpoint-", "step-")  # folders that begin so
+"""Suffixes of files that hold weights or optimizer state."""
+INDEX = ".index.json"  # maps tensors to weight files
+LEFT_OUT = (".", "__pycache__", "checkpoint-", "step-")  # prefixes of skipped folders
 LARGEST_FILE = 256 << 20  # bytes; the largest vocabularies are a tenth of that
 
 
 def save_description(path: str, folder: Path) -> None:
-    """Copies the files of the model at `path`, a folder or hub name, that are not weights, as they are.
+    """Copies all files except weights of the model at `path`, a folder or hub name, unchanged.
 
     Raises:
-        ConfigError: there is no model.
+        ConfigError: there is no model at `path`.
     """
     root = _folder(path)
     for file in _description(root):
@@ -37,10 +37,10 @@ def save_description(path: str, folder: Path) -> None:
 
 
 def check_description(path: str, config: ModelConfig, folder: Path) -> None:
-    """Tries what a checkpoint and its export will need, in an empty `folder`: the copied files alone make the model.
+    """Checks, in an empty `folder`, that the copied files alone define the model, as checkpoints and export require.
 
     Raises:
-        ConfigError: what they lack.
+        ConfigError: the files are incomplete; says what they lack.
     """
     save_description(path, folder)
     try:
@@ -48,29 +48,29 @@ def check_description(path: str, config: ModelConfig, folder: Path) -> None:
         load_tokenizer(str(folder), trust_remote_code=config.trust_remote_code)
     except LOAD_ERRORS as error:
         raise ConfigError(
-            f"the model at {path} cannot be exported: its files besides weights do not make the model again: {error}. "
+            f"the model at {path} cannot be exported: the model cannot be rebuilt from its files besides weights: {error}. "
             "Put all of its config, tokenizer and code files into one folder, and set model.path to it"
         ) from error
-    own = skeleton(path, config)
+    original = skeleton(path, config)
     try:
-        own.get_input_embeddings()
+        original.get_input_embeddings()
     except NotImplementedError:
         raise ConfigError(
-            f"the model at {path} does not say where its embedding is: its class {type(own).__name__} needs "
+            f"the model at {path} does not say where its embedding is: its class {type(original).__name__} needs "
             "get_input_embeddings, as `transformers` asks of every language model"
         ) from None
-    if type(model).__name__ != type(own).__name__ or shapes(model.state_dict()) != shapes(own.state_dict()):
+    if type(model).__name__ != type(original).__name__ or shapes(model.state_dict()) != shapes(original.state_dict()):
         raise ConfigError(
-            f"the model at {path} cannot be exported: its files besides weights make another model, "
-            f"{type(model).__name__} in place of {type(own).__name__}"
+            f"the model at {path} cannot be exported: its files besides weights define a different model, "
+            f"{type(model).__name__} instead of {type(original).__name__}"
         )
 
 
 def generation_config(path: str) -> Any:
-    """How the model at `path` says it is sampled from; None without such a file.
+    """The generation config of the model at `path`; None if there is none.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: the file is invalid.
     """
     from transformers import GenerationConfig
 
@@ -83,10 +83,10 @@ def generation_config(path: str) -> Any:
 
 
 def end_token_ids(path: str, tokenizer: Any) -> set[int]:
-    """The ids that end a response: what the generation defaults, else the config of the model, and its tokenizer say.
+    """The token ids that end a response: those of the generation config (or else of the model's config) and the tokenizer.
 
-    A config's word counts only if it is in the file: some model types have a default, which may be any token of another
-    vocabulary.
+    The config's id counts only if it is in the file. Some model types have a default, which may be an arbitrary token of
+    this vocabulary.
     """
     defaults = getattr(generation_config(path), "eos_token_id", None)
     ends = _ids(defaults) or _ids(_in_config_file(path))
@@ -94,12 +94,12 @@ def end_token_ids(path: str, tokenizer: Any) -> set[int]:
 
 
 def embedding_rows(path: str, config: ModelConfig, *, body: bool = False) -> int:
-    """How many tokens the causal language model at `path`, or its `body` alone, can read: rows of its embedding."""
+    """The number of embedding rows, and so of readable token ids, of the causal language model at `path` or its `body`."""
     return _rows(path, config.trust_remote_code, body)[0]
 
 
 def output_rows(path: str, config: ModelConfig) -> int:
-    """How many tokens the causal language model at `path` can sample: rows of its last layer."""
+    """The number of output rows, and so of token ids that can be sampled, of the causal language model at `path`."""
     return _rows(path, config.trust_remote_code, False)[1]
 
 
@@ -118,29 +118,29 @@ def _in_config_file(path: str) -> Any:
     except LOAD_ERRORS as error:
         raise cannot_load(f"the config of {path}", path, error) from error
     text = written.get("text_config")
-    own = written.get("eos_token_id")
-    return text.get("eos_token_id") if own is None and isinstance(text, dict) else own
+    end = written.get("eos_token_id")
+    return text.get("eos_token_id") if end is None and isinstance(text, dict) else end
 
 
 def _ids(value: Any) -> set[int]:
-    """One id, several, or none as a set."""
+    """An id, a list of ids or None as a set."""
     return {int(token) for token in (value if isinstance(value, list | tuple) else [value]) if token is not None}
 
 
 def _folder(path: str) -> Path:
-    """Where the files of a model are on this machine; those of a hub name are in transformers' cache once it is loaded."""
+    """The local folder of a model's files; for a hub name, its folder in transformers' cache."""
     from transformers.utils import cached_file
 
     try:
-        found = cached_file(path, "config.json")
+        config = cached_file(path, "config.json")
     except LOAD_ERRORS as error:
         raise cannot_load(f"the model at {path}", path, error) from error
-    assert found is not None, "cached_file raises where there is no such file"
-    return Path(found).parent
+    assert config is not None, "cached_file raises where there is no such file"
+    return Path(config).parent
 
 
 def _description(root: Path) -> Iterator[Path]:
-    """The files that are not weights; folders of checkpoints, hidden ones and caches are left out."""
+    """The files that are not weights. Skips checkpoint folders, hidden folders and caches."""
     entered = set[str]()
     for folder, folders, files in os.walk(root, followlinks=True):
         is_new = os.path.realpath(folder) not in entered  # a link may lead back up

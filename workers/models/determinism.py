@@ -1,8 +1,8 @@
-"""Turns randomness in a model's forward pass off, and checks on the model at hand that none is left, and that it is causal.
+"""Turns off randomness in a model's forward pass, and checks that the model is deterministic and causal.
 
 A policy is scored twice: in evaluation mode before an update, in training mode during it. With dropout, routing noise or
-a dropped layer in between, ratios of a first update are not 1, and nothing says so. A model whose attention looks ahead
-scores every token with the ones that follow.
+dropped layers, the ratios of the first update would not be 1, and no error would show it. A model whose attention looks
+ahead would score each token with knowledge of the tokens that follow.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tandem.platform.experience.batch import real_tokens
 
 RATE = re.compile("drop|jitter", re.IGNORECASE)
 """Names of rates in the configs of transformers: attention_dropout, attn_pdrop, layerdrop, router_jitter_noise, ..."""
-ROWS, TOKENS = 2, 32  # of the batch that is tried
-RANDOM_PASSES = 12  # further passes of a model that draws random numbers: a layer is dropped only now and then
+ROWS, TOKENS = 2, 32  # of the test batch
+RANDOM_PASSES = 12  # more passes for a model that draws random numbers: layers may be dropped only rarely
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Largest difference of two passes, relative to the largest output. The kernels are the same, so most are equal."""
+"""Largest difference of two passes, relative to the largest output. The kernels are the same, so most outputs are equal."""
 MOST_NAMED = 5
 
 
 def without_rates(config: Any) -> Any:
-    """Sets every dropout and noise rate of a model config to 0, in its parts too; returns the config."""
+    """Sets every dropout and noise rate of a model config and its sub-configs to 0; returns the config."""
     _clear_rates(vars(config), lambda name, value: setattr(config, name, value))
     return config
 
 
 def _clear_rates(items: Mapping[str, Any], put: Callable[[str, Any], None]) -> None:
     for name, value in list(items.items()):
-        if hasattr(value, "to_diff_dict"):  # the config of a part
+        if hasattr(value, "to_diff_dict"):  # a sub-config
             without_rates(value)
         elif isinstance(value, dict):
             _clear_rates(value, value.__setitem__)
@@ -48,7 +48,7 @@ def _clear_rates(items: Mapping[str, Any], put: Callable[[str, Any], None]) -> N
         elif _is_rate(value):
             put(name, type(value)(0))  # configs check their types
         elif isinstance(value, list | tuple) and any(map(_is_rate, value)):
-            put(name, type(value)(type(one)(0) if _is_rate(one) else one for one in value))
+            put(name, type(value)(type(item)(0) if _is_rate(item) else item for item in value))
 
 
 def _is_rate(value: Any) -> bool:
@@ -56,23 +56,23 @@ def _is_rate(value: Any) -> bool:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Turns dropout layers off whose rate is in the code and in no config."""
+    """Turns off dropout layers, including those with a rate in the code instead of the config."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
 
 
 def check_passes(model: Any, device: torch.device, what: str) -> None:
-    """Refuses a model whose passes over the same tokens differ, in training mode or from evaluation mode, or that looks
-    ahead.
+    """Refuses a model that is not causal, or whose passes over the same tokens differ within or between training and
+    evaluation mode.
 
-    Leaves the model in its mode, and the random generators and buffers as they were.
+    Restores the model's mode, its buffers and the random generators.
 
     Args:
-        model: a transformers model on `device`, with or without a head. what: names it in messages.
+        model: a transformers model on `device`, with or without a head. what: names the model in messages.
 
     Raises:
-        ConfigError: which modules differ.
+        ConfigError: the model is not causal, or passes differ; names the modules that differ.
     """
     inputs = _inputs(model, device)
     with _undisturbed(model, device):
@@ -100,7 +100,7 @@ def check_passes(model: Any, device: torch.device, what: str) -> None:
 
 
 def _check_causal(model: Any, inputs: Mapping[str, Tensor], evaluated: Tensor, what: str) -> None:
-    """Refuses a model whose outputs change with the tokens that follow: the last token of every row is another one."""
+    """Refuses a model whose outputs depend on later tokens: changes the last token of every row and compares the rest."""
     real = inputs["attention_mask"].bool()
     last = real.long().cumsum(1).argmax(1, keepdim=True)
     tokens, rows = inputs["input_ids"], model.get_input_embeddings().weight.shape[0]
@@ -110,23 +110,23 @@ def _check_causal(model: Any, inputs: Mapping[str, Tensor], evaluated: Tensor, w
     if not distance <= _limit(evaluated):
         raise ConfigError(
             f"{what} is not causal: outputs change by {distance:.3g} with the token that follows, where they reach "
-            f"{_size(evaluated):.3g}. Use a decoder, or set is_decoder in the model's config if it has that"
+            f"{_size(evaluated):.3g}. Use a decoder, or set is_decoder in the model's config if it has this setting"
         )
 
 
 def _size(outputs: Tensor) -> float:
-    """The largest finite output."""
+    """The largest absolute value among finite outputs."""
     finite = outputs[outputs.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _limit(outputs: Tensor) -> float:
-    """How far two passes may differ."""
+    """The largest difference allowed between two passes."""
     return TOLERANCE.get(outputs.dtype, TOLERANCE[torch.bfloat16]) * _size(outputs)
 
 
 def _inputs(model: Any, device: torch.device) -> dict[str, Tensor]:
-    """Tokens of two lengths, so that there is padding."""
+    """Rows of two different lengths, so that one has padding."""
     rows = model.get_input_embeddings().weight.shape[0]
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     width = min(TOKENS, limit) if isinstance(limit, int) and limit > 0 else TOKENS
@@ -145,7 +145,7 @@ def _outputs(model: Any, inputs: Mapping[str, Tensor], training: bool) -> Tensor
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """Largest difference of two outputs; both infinite or both NaN in one place is none."""
+    """Largest difference of two outputs; equal infinities or two NaNs at a position count as equal."""
     same = (one == other) | (one.isnan() & other.isnan())
     return float(torch.where(same, 0.0, (one.float() - other.float()).abs()).max())
 
@@ -160,7 +160,7 @@ def _equal_states(before: tuple[Tensor, Tensor | None], after: tuple[Tensor, Ten
 
 @contextmanager
 def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts the model's mode, its buffers and the random generators back after the body."""
+    """Restores the model's mode, its buffers and the random generators after the body."""
     modes = {module: module.training for module in model.modules()}
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     python, numpy = random.getstate(), np.random.get_state()
@@ -179,11 +179,11 @@ def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 Marks = tuple[list[float], list[float]]
-"""Numbers that stand for what a module was given, and for what it returned."""
+"""Fingerprints of a module's inputs and of its outputs."""
 
 
 def _differing(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[str]:
-    """`name (class)` of the innermost modules that returned something else for the same, or were not always called."""
+    """`name (class)` of the innermost modules whose outputs differ for equal inputs, or that some passes do not call."""
     modules, seen = dict(model.named_modules()), [_watched(model, inputs, training) for training in (False, False, True)]
     names: list[str] = []
     while not names and len(seen) < RANDOM_PASSES:
@@ -196,22 +196,22 @@ def _differing(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[str]:
 def _turned_modules(modules: Sequence[str], seen: Sequence[Mapping[str, Marks]]) -> list[str]:
     names: list[str] = []
     for name in modules:
-        passes = [one.get(name) for one in seen]
+        passes = [marks.get(name) for marks in seen]
         if any(_turned(one, other) for one, other in pairwise(passes)):
             names = [outer for outer in names if outer and not name.startswith(f"{outer}.")] + [name]
-        elif None in passes and any(passes) and None not in [one.get(name.rpartition(".")[0]) for one in seen]:
+        elif None in passes and any(passes) and None not in [marks.get(name.rpartition(".")[0]) for marks in seen]:
             names.append(name)
     return names
 
 
 def _watched(model: nn.Module, inputs: Mapping[str, Tensor], training: bool) -> dict[str, Marks]:
-    """The marks of every module that is called."""
+    """The fingerprints of every module that one pass calls."""
     seen: dict[str, Marks] = {}
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            given, returned = seen.setdefault(name, ([], []))
-            given += _marks((args, kwargs))
+            received, returned = seen.setdefault(name, ([], []))
+            received += _marks((args, kwargs))
             returned += _marks(output)
 
         return hook
@@ -224,7 +224,7 @@ def _watched(model: nn.Module, inputs: Mapping[str, Tensor], training: bool) -> 
 
 
 def _marks(value: Any) -> list[float]:
-    """Two numbers for every tensor in a nested value."""
+    """A fingerprint of a nested value: two numbers per tensor."""
     if isinstance(value, Tensor):
         value = torch.view_as_real(value) if value.is_complex() else value
         numbers = value.detach().double().flatten().nan_to_num()
@@ -238,7 +238,7 @@ def _marks(value: Any) -> list[float]:
 
 
 def _turned(one: Marks | None, other: Marks | None) -> bool:
-    """Whether a module was given the same twice and returned something else."""
+    """Whether a module returned different outputs for equal inputs."""
     return one is not None and other is not None and _alike(one[0], other[0]) and not _alike(one[1], other[1])
 
 

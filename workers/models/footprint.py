@@ -1,4 +1,4 @@
-"""What a process needs memory for: its baseline, and what a forward pass keeps for the backward pass."""
+"""Measures memory: of weights, of a process's baseline, and of activations kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of tensors, from their shapes and types."""
+    """Bytes of tensors, from their shapes and dtypes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -24,9 +24,9 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def baseline_bytes(device: torch.device, held: int) -> int:
-    """What is resident now, less the `held` bytes that are known: interpreter, libraries, their caches.
+    """Resident bytes of this process minus the `held` bytes of known tensors: interpreter, libraries, caches.
 
-    On CUDA 0: the allocator, whose peak is compared with, counts tensors alone.
+    0 on CUDA, where peaks come from the allocator, which counts only tensors.
     """
     if device.type == "cuda":
         return 0
@@ -34,10 +34,10 @@ def baseline_bytes(device: torch.device, held: int) -> int:
 
 
 class Activations:
-    """Bytes that the largest forward pass so far has kept for its backward pass, from the tensors themselves.
+    """Bytes that the largest forward pass so far kept for its backward pass, counted from the tensors.
 
-    Each storage counts once, parameters do not: logits and log-probs count as what autograd keeps of them. Only a pass
-    larger than all before is looked at, so that the others cost nothing.
+    Each storage counts once; parameters do not count. Logits and log-probs count only as far as autograd keeps them. Only
+    a pass larger than all before is measured, so other passes cost nothing.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Activations:
 
     @contextmanager
     def watch(self, elements: int) -> Iterator[None]:
-        """The body is a forward pass over so many elements."""
+        """Measures the body, a forward pass over a micro-batch of `elements` elements."""
         if elements <= self._largest:
             yield
             return
@@ -68,7 +68,7 @@ class Activations:
 
 
 def available_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that new processes of this machine can take: within the limits of its cgroup and of this process."""
+    """Bytes that new processes on this machine can use, within the limits of the cgroup and of this process."""
     limits = [int(psutil.virtual_memory().available)]
     if (left := _cgroup_left(root)) is not None:
         limits.append(left)
@@ -79,7 +79,7 @@ def available_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _cgroup_left(root: Path) -> int | None:
-    """Bytes to the limit of the cgroup at `root`, version 2 or 1; files that it can let go count as free."""
+    """Bytes left to the limit of the cgroup (version 2 or 1) at `root`; reclaimable file cache counts as free."""
     for folder, most, now, file in (
         (root, "memory.max", "memory.current", "inactive_file"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

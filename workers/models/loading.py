@@ -1,4 +1,4 @@
-"""Loading models, and the forward passes of the roles on the token axis of `platform/experience/batch.py`."""
+"""Loads models, and runs the roles' forward passes on the token axis of `platform/experience/batch.py`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tandem.workers.models.value import ValueModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOAD_ERRORS = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, ImportError, SafetensorError)
-"""What transformers raises for a folder or hub name that is missing, incomplete or damaged, or whose files hold other
-things than it expects.
+"""Errors that transformers raises for a folder or hub name that is missing, incomplete or damaged, or has unexpected
+content.
 """
 
 
@@ -32,7 +32,7 @@ def load_policy(path: str, config: ModelConfig) -> Any:
 
 
 def load_critic(path: str, config: ModelConfig, head: str = "zero") -> ValueModel:
-    """A value model on the body of the model at `path`; its head is zero, or the score head of that reward model.
+    """A value model on the body of the model at `path`; its head is zero, or copied from that reward model's score head.
 
     Raises:
         ConfigError: the model cannot be loaded, or lacks the score head that `head` asks for.
@@ -54,10 +54,10 @@ def load_critic(path: str, config: ModelConfig, head: str = "zero") -> ValueMode
 
 
 def check_score_head(path: str, config: ModelConfig) -> None:
-    """Refuses a model that has other than one label by its config alone: no weight is read.
+    """Refuses a model whose config does not have exactly one label; reads no weights.
 
     Raises:
-        ConfigError: it cannot be read, or is no reward model.
+        ConfigError: the config cannot be read, or is not that of a reward model.
     """
     from transformers import AutoConfig
 
@@ -70,7 +70,7 @@ def check_score_head(path: str, config: ModelConfig) -> None:
 
 
 def _no_score_head(path: str, why: str) -> ConfigError:
-    """Why the critic cannot start from the score head of the model at `path`."""
+    """The error for a critic that cannot start from the score head of the model at `path`."""
     return ConfigError(
         f"critic.head=score takes the score head of a reward model, but critic.path={path} has none: {why}. "
         "Set critic.path to a sequence classifier with one score, or critic.head=zero"
@@ -82,15 +82,15 @@ def _load(cls: Any, path: str, config: ModelConfig, **options: Any) -> Any:
 
     trust, dtype = config.trust_remote_code, DTYPES[config.dtype]
     try:
-        own = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
-        own.return_dict = True  # outputs are asked for by name
-        return cls.from_pretrained(path, config=own, dtype=dtype, trust_remote_code=trust, **options)
+        settings = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
+        settings.return_dict = True  # code reads outputs by name
+        return cls.from_pretrained(path, config=settings, dtype=dtype, trust_remote_code=trust, **options)
     except LOAD_ERRORS as error:
         raise cannot_load(f"the model at {path}", path, error) from error
 
 
 def skeleton(path: str, config: ModelConfig, *, body: bool = False) -> Any:
-    """The causal language model at `path`, or its body alone, on the meta device: from its config, no weight is read."""
+    """The causal language model at `path`, or only its body, on the meta device; reads the config but no weights."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     trust, cls = config.trust_remote_code, AutoModel if body else AutoModelForCausalLM
@@ -99,28 +99,28 @@ def skeleton(path: str, config: ModelConfig, *, body: bool = False) -> Any:
 
 
 def untrained(path: str, config: ModelConfig, *, body: bool = False) -> Any:
-    """The model that `load_policy` loads, or the `body` of a critic, with fresh weights in place of those at `path`."""
+    """The model of `load_policy`, or only its body as in a critic, with fresh weights instead of those at `path`."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     trust, cls = config.trust_remote_code, AutoModel if body else AutoModelForCausalLM
-    own = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
-    own.return_dict = True
-    return prepared(cls.from_config(own, dtype=DTYPES[config.dtype], trust_remote_code=trust), config)
+    settings = without_rates(AutoConfig.from_pretrained(path, trust_remote_code=trust))
+    settings.return_dict = True
+    return prepared(cls.from_config(settings, dtype=DTYPES[config.dtype], trust_remote_code=trust), config)
 
 
 def policy_bytes(model: nn.Module, config: ModelConfig) -> int:
-    """Bytes of the weights of a model that may be on the meta device, in the dtype of the settings."""
+    """Bytes of a model's weights in the dtype of the settings; the model may be on the meta device."""
     return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.dtype].itemsize
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to the model's saved state, each once; others are computed anew by every process."""
-    found: dict[str, Tensor] = {}
+    """The buffers in the model's saved state, by name; every process recomputes the others."""
+    buffers: dict[str, Tensor] = {}
     for owner, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                found[f"{owner}.{name}" if owner else name] = buffer
-    return found
+                buffers[f"{owner}.{name}" if owner else name] = buffer
+    return buffers
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -129,26 +129,26 @@ def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def set_buffer(model: nn.Module, path: str, tensor: Tensor) -> None:
-    """Puts a tensor in the place of the buffer at a dotted path."""
+    """Replaces the buffer at a dotted path with a tensor."""
     owner, _, name = path.rpartition(".")
     model.get_submodule(owner)._buffers[name] = tensor
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers by name: all that a copy of the model needs."""
+    """Parameters and saved buffers by name: everything that a copy of the model needs."""
     return {**dict(model.named_parameters()), **saved_buffers(model)}
 
 
 def cannot_load(what: str, path: str, error: Exception) -> ConfigError:
-    """Why `what` cannot be loaded from a folder or hub name; a missing folder is called one."""
+    """The error for `what` not loading from a folder or hub name; a missing folder is reported as such."""
     if path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
         return ConfigError(f"{what} cannot be loaded: there is no such folder")
-    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "  # of others the text says little
+    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "  # other errors' texts say little
     return ConfigError(f"{what} cannot be loaded: {kind}{shorten(str(error), 1000)}")
 
 
 def prepared(model: Any, config: ModelConfig) -> Any:
-    """The model as the roles use it: without dropout, with its activations kept or made again."""
+    """The model as the roles use it: without dropout, and with gradient checkpointing if the settings ask for it."""
     disable_dropout(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -167,6 +167,6 @@ def batch_logprobs(forward: Callable[..., Any], batch: RolloutBatch, temperature
 
 
 def model_inputs(tokens: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-    """`input_ids` and `attention_mask` (B, T) of right-padded rows: by length, whatever the padding holds."""
+    """`input_ids` and `attention_mask` (B, T) of right-padded rows, from their lengths; padding content is ignored."""
     real = real_tokens(lengths, tokens.shape[1])
     return {"input_ids": torch.where(real, tokens, torch.zeros_like(tokens)), "attention_mask": real.long()}

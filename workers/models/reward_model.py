@@ -21,17 +21,17 @@ MAX_TOKENS_PER_BATCH = 16384  # padding included
 
 
 class RewardModel:
-    """Scores whole samples, prompt and response together. A sample's score is the same alone and in any batch.
+    """Scores whole samples, prompt and response together. The score of a sample does not depend on its batch.
 
-    A sample is the token ids of a tokenizer that this model `shares`, which are read as they are, or a text, which becomes
-    tokens by the model's own tokenizer, with the special tokens that it adds: as the model was trained.
+    A sample is either token ids or a text. Ids must be of a tokenizer that this model `shares`, and are read unchanged. The
+    model's own tokenizer encodes a text and adds special tokens, as in the model's training.
     """
 
     def __init__(self, path: str, *, device: str = "cpu") -> None:
         """Loads model and tokenizer from a folder or hub name.
 
         Raises:
-            ConfigError: there is none, it has not exactly one trained score, or its tokenizer has tokens that it lacks.
+            ConfigError: there is no model, it does not have exactly one trained score, or it lacks tokens of its tokenizer.
         """
         try:
             config = AutoConfig.from_pretrained(path)
@@ -50,7 +50,7 @@ class RewardModel:
             raise cannot_load(f"reward.model={path}", path, error) from error
         if info["missing_keys"]:
             missing = ", ".join(sorted(info["missing_keys"])[:3])
-            raise ConfigError(f"reward.model={path} is no trained reward model: its checkpoint lacks {missing}")
+            raise ConfigError(f"reward.model={path} is not a trained reward model: its checkpoint lacks {missing}")
         self._path, self._model = path, model.to(device).eval()
         self._longest = getattr(config.get_text_config(), "max_position_embeddings", None)
         self._known = self._model.get_input_embeddings().weight.shape[0]
@@ -65,26 +65,26 @@ class RewardModel:
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        """The model's own token ids of a text, with one begin token at most in front."""
+        """The model's own token ids of a text, with at most one begin token at the front."""
         ids: list[int] = self._tokenizer(text)["input_ids"]
         begin = self._tokenizer.bos_token_id
-        while begin is not None and ids[:2] == [begin, begin]:  # the text brings its own
+        while begin is not None and ids[:2] == [begin, begin]:  # the text contains one
             ids = ids[1:]
         return ids
 
     def shares(self, tokenizer: Any) -> bool:
-        """Whether ids of this tokenizer mean the same to the model, so that it can read a sample as it was sampled.
+        """Whether the model uses the same ids as this tokenizer, so it can read a sample's ids unchanged.
 
-        Never for an encoder: it is trained on texts between its own special tokens.
+        False for encoders: they are trained on texts between special tokens of their own.
         """
         return self._is_decoder and encode_alike(self._tokenizer, tokenizer)
 
     def knows(self, ids: Sequence[int]) -> bool:
-        """Whether the model has all of these tokens; a policy can sample ids that no tokenizer has a token for."""
+        """Whether the model has all of these token ids; a policy can sample ids that no tokenizer has."""
         return max(ids, default=0) < self._known
 
     def score(self, samples: Sequence[str | Sequence[int]]) -> list[float | None]:
-        """One score per sample, in order; None for one without tokens.
+        """One score per sample, in order; None for a sample without tokens.
 
         Raises:
             ConfigError: a sample has more tokens than the model has positions for.
@@ -108,14 +108,14 @@ class RewardModel:
             raise ConfigError(f"reward.model={self._path} takes {self._longest} tokens, but a text has {longest}")
 
     def _score(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """(B,) float32. Lengths alone say where a text ends: its last token may well be the padding token."""
+        """(B,) float32 scores. Only lengths mark the ends of texts: a text's last token may be the padding token."""
         lengths = torch.tensor([len(row) for row in ids])
         width = int(lengths.max())
         tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in ids])
         mask = real_tokens(lengths, width)
         device = next(self._model.parameters()).device
         inputs = {"input_ids": tokens.to(device), "attention_mask": mask.long().to(device)}
-        if not self._is_decoder:  # an encoder's head pools the first token, under the attention mask
+        if not self._is_decoder:  # the head of an encoder reads the first token
             logits: Tensor = self._model(**inputs).logits
             return logits[:, 0].float()
         hidden = self._model.base_model(**inputs, use_cache=False).last_hidden_state
@@ -125,7 +125,7 @@ class RewardModel:
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Row numbers of texts that have tokens, cut by MAX_TOKENS_PER_BATCH."""
+    """Row numbers of texts that have tokens, in batches of up to MAX_TOKENS_PER_BATCH."""
     rows = [row for row, length in enumerate(lengths) if length]
     return [
         [rows[place] for place in batch] for batch in microbatches([lengths[row] for row in rows], MAX_TOKENS_PER_BATCH)

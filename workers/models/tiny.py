@@ -1,6 +1,6 @@
 """The embedded model: a small Qwen2 with a character tokenizer, warm-started on the task's worked examples.
 
-It is built on first use, in seconds, and kept in the user's cache, one folder per combination of settings.
+The model is built on first use, in seconds, and kept in the user's cache, with one folder per combination of settings.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tandem.platform.config.schema import ModelConfig, TaskConfig, TinyConfig, W
 from tandem.platform.data.tasks import Task, WorkedExample, load_task
 from tandem.platform.system.readers import read_object
 
-FORMAT = 1  # part of the cache key: raise it when the same settings must give another model
+FORMAT = 1  # part of the cache key: increase it when the same settings must give another model
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unk>"
 MANIFEST = "manifest.json"
 MAX_POSITIONS = 1024
-MAX_THREADS = 8  # more only add overhead to a model of this size
-# Wider than Qwen2's 0.02, which is made for wide models: at 128 wide this learns a task in about a third of the steps.
+MAX_THREADS = 8  # more threads only add overhead for a model of this size
+# Larger than Qwen2's 0.02, which suits wide models: at width 128, a task takes about a third of the steps to learn.
 INITIALIZER_RANGE = 0.05
 IGNORED = -100  # label of tokens that are not learned
 
@@ -39,11 +39,10 @@ Progress = Callable[[int, int], None]
 
 
 def prepare_tiny(model: ModelConfig, task: TaskConfig, on_progress: Progress | None = None) -> Path:
-    """The folder of the embedded model for these settings, built now unless the cache holds it intact.
+    """The folder of the embedded model for these settings; builds the model unless the cache holds it intact.
 
-    `on_progress(step, total)` is called before the first fine-tuning step, as step 0, and after each. Processes that build
-    the same entry at the same time do not disturb each other: each builds its own, and the first one to finish provides
-    it to all.
+    `on_progress(step, total)` is called with step 0 before the first fine-tuning step, and after each step. Several
+    processes can build the same entry at the same time: each builds a copy, and all use the copy that is finished first.
     """
     task_data = load_task(task)
     folder = cache_root() / "tiny" / _cache_key(model, task_data)
@@ -60,7 +59,7 @@ def prepare_tiny(model: ModelConfig, task: TaskConfig, on_progress: Progress | N
 
 
 def describe_tiny(model: ModelConfig, task: TaskConfig, folder: Path) -> None:
-    """Writes what belongs to the embedded model besides its weights into a folder: config and tokenizer."""
+    """Writes config and tokenizer of the embedded model, without weights, into a folder."""
     tokenizer = character_tokenizer(load_task(task).characters)
     with torch.device("meta"):
         made = tiny_model(model.tiny, tokenizer)
@@ -70,16 +69,16 @@ def describe_tiny(model: ModelConfig, task: TaskConfig, folder: Path) -> None:
 
 
 def cache_root() -> Path:
-    """Where tandem keeps what it can rebuild: $TANDEM_CACHE, $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
-    if own := os.environ.get("TANDEM_CACHE"):
-        return Path(own).expanduser().absolute()
+    """The folder for files that tandem can rebuild: $TANDEM_CACHE, $XDG_CACHE_HOME/tandem or ~/.cache/tandem."""
+    if cache := os.environ.get("TANDEM_CACHE"):
+        return Path(cache).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser().absolute() / "tandem"
     return Path.home() / ".cache" / "tandem"
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """One token per character of `characters`; anything else becomes one unknown token, and nothing is dropped."""
+    """One token per character of `characters`; each other character becomes an unknown token, and none is dropped."""
     vocabulary = {token: number for number, token in enumerate((PAD, END, UNKNOWN, *characters))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -125,7 +124,7 @@ def fine_tune(
     config: WarmstartConfig,
     on_progress: Progress,
 ) -> None:
-    """Teaches `model` the completions, end token included; prompts are given, not learned."""
+    """Fine-tunes `model` on the completions, end token included; prompt tokens do not count in the loss."""
     tokens_NT, labels_NT = _encode(tokenizer, examples)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
@@ -149,7 +148,7 @@ def fine_tune(
 
 
 def _rate(step: int, steps: int) -> float:
-    """Share of the peak learning rate: linear over the first tenth, then a cosine down to a tenth."""
+    """Share of the peak learning rate: linear warmup over the first tenth of the steps, then a cosine down to a tenth."""
     warmup = max(steps // 10, 1)
     if step < warmup:
         return (step + 1) / warmup
@@ -172,7 +171,7 @@ def _encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[WorkedExample
 
 
 def _example_order(size: int, config: WarmstartConfig) -> Iterator[Tensor]:
-    """Row numbers of one step after another: shuffled passes over the examples, joined end to end."""
+    """Yields the row numbers of each step, from shuffled passes over the examples joined end to end."""
     generator = torch.Generator().manual_seed(config.seed)
     waiting = torch.empty(0, dtype=torch.int64)
     while True:
@@ -184,7 +183,7 @@ def _example_order(size: int, config: WarmstartConfig) -> Iterator[Tensor]:
 
 @contextmanager
 def _reproducible(seed: int) -> Iterator[None]:
-    """Fixes torch's random state and thread count (sums depend on it), and puts both back afterwards."""
+    """Fixes torch's random state and thread count (sums depend on both), and restores them after the body."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -202,7 +201,7 @@ def _build(folder: Path, config: ModelConfig, task: Task, on_progress: Progress)
         fine_tune(model, tokenizer, task.worked_examples, config.warmstart, on_progress)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # Written last: an entry without it is unfinished.
+    # Written last: an entry without a manifest is unfinished.
     (folder / MANIFEST).write_text(json.dumps(_digests(folder), indent=1))
 
 
@@ -213,7 +212,7 @@ def _publish(building: Path, folder: Path) -> None:
             building.rename(folder)
             return
         except OSError:
-            # Something is there: an entry finished just now, which the next look will find, or a damaged one.
+            # The folder exists: either another process has just finished it, or it is damaged.
             if not _is_intact(folder):
                 damaged = Path(tempfile.mkdtemp(prefix=".damaged-", dir=folder.parent))
                 with_contents = damaged / "entry"
@@ -222,7 +221,7 @@ def _publish(building: Path, folder: Path) -> None:
 
 
 def _is_intact(folder: Path) -> bool:
-    """Whether an entry is complete and every file is as it was written."""
+    """Whether an entry is complete and no file has changed since it was written."""
     try:
         return read_object(folder / MANIFEST, dict[str, str]) == _digests(folder)
     except (OSError, ValueError):
@@ -235,7 +234,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _cache_key(model: ModelConfig, task: Task) -> str:
-    """The task's name and a hash of everything that decides what the weights are."""
+    """The task's name and a hash of everything that determines the weights."""
     parts = {
         "format": FORMAT,
         "tiny": asdict(model.tiny),

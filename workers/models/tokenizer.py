@@ -1,4 +1,4 @@
-"""Loads tokenizers as they were saved, and compares them."""
+"""Loads tokenizers exactly as saved, and compares them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from tandem.platform.config.schema import ConfigError
 from tandem.workers.models.loading import cannot_load
 
-AS_SAVED = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that are all in their tokenizer.json
+AS_SAVED = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that tokenizer.json defines completely
 
 PROBES = (
     "a",
@@ -23,27 +23,27 @@ PROBES = (
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder or hub name.
 
-    For some model types, Qwen2 among them, AutoTokenizer puts the type's usual tokenizer in the place of the one that
-    was saved, without a word; a character tokenizer then loses its spaces.
+    For some model types, such as Qwen2, AutoTokenizer silently replaces the saved tokenizer with the type's default. A
+    character tokenizer would then lose its spaces.
 
     Raises:
-        ConfigError: there is none that can be read.
+        ConfigError: there is no readable tokenizer.
     """
     try:
         tokenizer = _load(path, trust_remote_code)
     except Exception as error:  # the library that reads tokenizer.json raises nothing more precise
         raise cannot_load(f"the tokenizer of {path}", path, error) from error
-    # Where the files are missing, transformers makes up a tokenizer that knows special tokens alone.
+    # If files are missing, transformers creates a tokenizer that has only special tokens.
     if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
-        raise ConfigError(f"the tokenizer of {path} knows no token. Copy its files (tokenizer.json, ...) beside the model")
+        raise ConfigError(f"the tokenizer of {path} has no tokens. Copy its files (tokenizer.json, ...) beside the model")
     return tokenizer
 
 
 def encode_alike(one: Any, other: Any) -> bool:
-    """Whether two tokenizers make the same ids of every text, special tokens included.
+    """Whether two tokenizers encode every text to the same ids, special tokens included.
 
-    They do if vocabulary and rules are the same; what they add to a text is seen from examples, since it can be written
-    down in several ways. How they pad, cut and decode does not matter.
+    Compares vocabularies and rules. Compares added special tokens on example texts, because their rules can be written in
+    several ways. Padding, truncation and decoding do not matter.
     """
     if one.get_vocab() != other.get_vocab() or _rules(one) != _rules(other):
         return False
@@ -51,7 +51,7 @@ def encode_alike(one: Any, other: Any) -> bool:
 
 
 def _rules(tokenizer: Any) -> dict[str, Any]:
-    """How a fast tokenizer splits texts into tokens; nothing of others, which the examples have to tell apart."""
+    """The rules by which a fast tokenizer splits texts; empty for other tokenizers, which only the examples compare."""
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None:
         return {}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class ValueModel(nn.Module):
     """A transformer body with a scalar head: output i is the value after token i.
 
-    The head starts at zero, so the first values are 0 and not noise, or as the score head of a reward model.
+    The head starts at zero, so the first values are 0 and not noise, or as a copy of a reward model's score head.
     """
 
     def __init__(self, body: Any) -> None:

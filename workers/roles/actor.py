@@ -1,4 +1,4 @@
-"""The actor: the policy that is trained."""
+"""The actor role: the policy under training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tandem.workers.sync.transports import Channel, ObjectStore, Sent, Transport
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """What an actor rank is made from."""
+    """The settings of an actor rank."""
 
     path: str
     model: ModelConfig
@@ -40,7 +40,7 @@ class ActorSpec:
 
 
 class ActorWorker(TrainedWorker):
-    """One rank of the actor; with one rank it is the `Actor` protocol in itself."""
+    """One rank of the actor. A single-rank actor implements the `Actor` protocol directly."""
 
     name = "actor"
 
@@ -61,22 +61,22 @@ class ActorWorker(TrainedWorker):
         return infer(self.backend, batch, self.max_tokens, self._logprobs)
 
     def gradient_noise(self, halves: Sequence[TrainBatch]) -> Totals:
-        """How much the gradients of two halves of a batch differ, of which this rank has a part each; nothing is moved."""
+        """Measures how much the gradients of two batch halves differ. Each rank has a part of both; no weight changes."""
         parts = [training_parts(self.backend, half, self.max_tokens) for half in halves]
         return self.backend.gradient_noise(parts, self._objective)
 
     def open_channel(self, channel: Channel) -> None:
-        """Opens the sending end; with `broadcast`, returns once all ends have."""
+        """Opens the sending end; with `broadcast`, returns once every end is open."""
         self._transport = open_transport(channel, self.device)
 
     def weight_buckets(self, verify: bool = True) -> Iterator[Sent]:
-        """The weights in parts, as they are sent; with `verify` checksums are taken on the way."""
+        """Yields the weights in buckets, packed for sending; with `verify`, records their checksums."""
         for _ in range(self.begin_export(verify)):
             yield self.next_bucket()
         self.end_export()
 
     def begin_export(self, verify: bool, shared: bool = False) -> int:
-        """Starts `next_bucket` at the first bucket; returns how many there are. `shared` sends them in the calls."""
+        """Resets `next_bucket` to the first bucket; returns the number of buckets. `shared` forces the Ray object store."""
         self._checksums = {}
         self._sending: Transport = ObjectStore() if shared else self._transport
         self._verify = verify
@@ -85,18 +85,18 @@ class ActorWorker(TrainedWorker):
         return self.backend.bucket_count(bucket_bytes)
 
     def next_bucket(self) -> Sent:
-        """The next bucket; collective, and empty on ranks that do not send."""
+        """The next bucket; empty on ranks that do not send. Collective."""
         bucket = next(self._export)
         if self._verify:
             self._checksums |= {name: checksum(tensor.cpu()) for name, tensor in bucket.items()}
         return Sent(self._sending.send(bucket) if bucket else None, self._verify)
 
     def end_export(self) -> None:
-        """Returns when nothing is on the way any more."""
+        """Returns when all sends have completed."""
         self._sending.finish()
 
     def weight_checksums(self) -> dict[str, int]:
-        """Checksum of every tensor that `weight_buckets` gave last."""
+        """Checksum of every tensor in the latest export."""
         return self._checksums
 
     def _logprobs(self, forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
@@ -107,10 +107,10 @@ class ActorWorker(TrainedWorker):
 
 
 def actor_objective(spec: ActorSpec, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
-    """The policy's part of the loss of a mini-batch, of a micro-batch on the device of the model."""
+    """The share of one micro-batch, on the model's device, in the policy loss of its mini-batch."""
     logits, policy_loss = token_logits(forward, batch.rollout), objective_of(spec.algo.policy_loss).loss
     logprobs = token_logprobs(logits, batch.rollout.tokens, spec.temperature)
-    # Without a bonus entropy is only watched, and needs no graph.
+    # Without an entropy bonus, entropy is only a metric and needs no graph.
     with torch.set_grad_enabled(spec.algo.entropy_coef > 0):
         entropy = token_entropy(logits, spec.temperature)
     return policy_objective(logprobs, entropy, batch, policy_loss, spec.algo, spec.max_response_tokens)

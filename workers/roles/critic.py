@@ -1,4 +1,4 @@
-"""The critic: the value function that is trained beside the policy."""
+"""The critic role: the value function trained alongside the policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tandem.workers.roles.trained import TrainedWorker
 
 @dataclass(frozen=True)
 class CriticSpec:
-    """What a critic rank is made from."""
+    """The settings of a critic rank."""
 
     path: str
     model: ModelConfig
@@ -35,7 +35,7 @@ class CriticSpec:
 
 
 class CriticWorker(TrainedWorker):
-    """One rank of the critic; with one rank it is the `Critic` protocol in itself."""
+    """One rank of the critic. A single-rank critic implements the `Critic` protocol directly."""
 
     name = "critic"
 
@@ -50,7 +50,7 @@ class CriticWorker(TrainedWorker):
         self.backend = self.make_backend(model, spec.critic, spec.trainer, spec.model, address)
 
     def values(self, batch: RolloutBatch) -> Values:
-        """The value of every prefix of the rows, and of each whole row."""
+        """The value before each token, and the value of each whole row."""
         after = infer(self.backend, batch, self.max_tokens, self._values_after)
         final = after.gather(1, (batch.lengths - 1)[:, None]).squeeze(1)
         real = real_tokens(batch.lengths, after.shape[1])
@@ -70,7 +70,7 @@ def values_after(forward: Callable[..., Any], batch: RolloutBatch) -> Tensor:
 
 
 def critic_objective(spec: CriticSpec, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
-    """The value function's part of the loss of a mini-batch, of a micro-batch on the device of the model."""
+    """The share of one micro-batch, on the model's device, in the value loss of its mini-batch."""
     return value_objective(
         before_token(values_after(forward, batch.rollout)),
         batch,
@@ -81,5 +81,5 @@ def critic_objective(spec: CriticSpec, forward: Callable[..., Any], batch: Train
 
 
 def before_token(after: Tensor) -> Tensor:
-    """(B, T) values after each token as values before it: `values[b, t]` is that of the prefix before token t."""
+    """Turns (B, T) values after each token into values before it: `values[b, t]` belongs to the prefix before token t."""
     return pad(after[:, :-1], (1, 0))

@@ -1,4 +1,4 @@
-"""Forward passes over a batch in micro-batches, equally many on every rank."""
+"""Forward passes over a batch in micro-batches, the same number on every rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Scorer = Callable[[Callable[..., Any], RolloutBatch], Tensor]
 def infer_rows(
     forward: Callable[..., Any], batch: RolloutBatch, device: torch.device, max_tokens: int, score: Scorer, passes: int = 0
 ) -> Tensor:
-    """`score` of every row, (B, T) float32 on the CPU, 0 in the padding; at least `passes` forward passes are made."""
+    """`score` of every row: (B, T) float32 on the CPU, 0 in the padding. Runs at least `passes` forward passes."""
     width = batch.tokens.shape[1]
     result = torch.zeros(len(batch), width)
     parts = microbatches(batch.lengths.tolist(), max_tokens)
@@ -35,13 +35,13 @@ def infer_rows(
 
 
 def infer(backend: TrainerBackend, batch: RolloutBatch, max_tokens: int, score: Scorer) -> Tensor:
-    """`infer_rows` by a training backend, whose ranks must make equally many passes."""
+    """`infer_rows` on a training backend, whose ranks must run the same number of passes."""
     passes = backend.agree(len(microbatches(batch.lengths.tolist(), max_tokens)))
     return infer_rows(backend.forward, batch, backend.device, max_tokens, score, passes)
 
 
 def training_parts(backend: TrainerBackend, batch: TrainBatch, max_tokens: int) -> list[TrainBatch]:
-    """The micro-batches of this rank's part of a mini-batch, filled up with blank ones to the count of the other ranks."""
+    """The micro-batches of this rank's part of a mini-batch, plus blank ones up to the largest count of any rank."""
     parts = batch.split(microbatches(batch.rollout.lengths.tolist(), max_tokens))
     missing = backend.agree(len(parts)) - len(parts)
     return parts + [batch.blank()] * missing

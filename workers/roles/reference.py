@@ -1,4 +1,4 @@
-"""The reference: the frozen first policy, which KL terms compare with. It exists only when a KL term is on."""
+"""The reference role: the frozen initial policy that KL terms compare with. It exists only when a KL term is on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.workers.roles.microbatches import infer_rows
 
 @dataclass(frozen=True)
 class ReferenceSpec:
-    """What a reference rank is made from."""
+    """The settings of a reference rank."""
 
     path: str
     model: ModelConfig
@@ -28,7 +28,7 @@ class ReferenceSpec:
 
 
 class ReferenceWorker:
-    """One rank of the reference; with one rank it is the `Reference` protocol in itself."""
+    """One rank of the reference. A single-rank reference implements the `Reference` protocol directly."""
 
     def __init__(self, spec: ReferenceSpec, rank: Rank) -> None:
         self.spec = spec
@@ -50,11 +50,11 @@ class ReferenceWorker:
             torch.cuda.empty_cache()
 
     def onload(self) -> None:
-        """Moves it back."""
+        """Moves the model back to its device."""
         self.model.to(self.device)
 
     def memory(self) -> dict[str, int]:
-        """Bytes on this rank by kind, and the peak of its process."""
+        """Bytes on this rank by kind, and the peak of this process."""
         known = {"weights": model_bytes(self.model), "gradients": 0, "optimizer": 0, "baseline": self._baseline}
         return {**known, "peak": peak_memory_bytes(self.device)}
 

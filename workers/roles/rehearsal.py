@@ -1,10 +1,10 @@
-"""Rehearses what a role computes, on tensors without content: how much memory it would hold at its peak.
+"""Estimates a role's peak memory by running its computation on fake tensors, which have shapes but no data.
 
-The model's own code runs, and that of the roles: forward, loss, backward, sampling. Nothing is computed and nothing is
-allocated, but every tensor is counted from its making to its end, as torch's allocator would: whatever a family of models
-keeps or makes again is in the number. The operations are those of a CPU, also in place of a GPU's: to choose those of
-a GPU torch would take some of its memory, in a process that needs none. `benchmarks/memory_plan.py` compares all of this
-with measured peaks.
+The real code of the model and of the roles runs: forward, loss, backward, sampling. Nothing is computed or allocated, but
+every tensor is counted from creation to release, as torch's allocator would. The estimate therefore includes whatever a
+model family keeps or recomputes. The fake tensors are on the CPU even when the run uses a GPU, because CUDA fake tensors
+would make torch allocate GPU memory in a process that needs none. `benchmarks/memory_plan.py` compares these estimates with
+measured peaks.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tandem.workers.roles.reference import ReferenceSpec
 from tandem.workers.roles.rollout import RolloutSpec
 
 INSIDE: Mapping[Any, float] = {torch.ops.aten.logsumexp.default: 1.0}
-"""Kernels that take memory for themselves: how many times the bytes of their first argument."""
+"""Kernels with a workspace of their own: its size as a multiple of the bytes of their first argument."""
 
 CPU = torch.device("cpu")
 Make = Callable[[], Any]
-"""Makes a model anew, with whatever content."""
+"""Creates the model; the values of its weights do not matter."""
 
 
 class Unknown(RuntimeError):
-    """What a role computes cannot be rehearsed; the text says why."""
+    """A role's computation cannot run on fake tensors; the message says why."""
 
 
 class Held(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made in its body, while they live."""
+    """Counts the bytes of all live tensors that were created inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class Held(TorchDispatchMode):
             if isinstance(leaf, Tensor):
                 self._add(leaf.untyped_storage())
         if function in INSIDE:
-            own = INSIDE[function] * args[0].numel() * args[0].element_size()
-            self.peak = max(self.peak, self.live + int(own))
+            workspace = INSIDE[function] * args[0].numel() * args[0].element_size()
+            self.peak = max(self.peak, self.live + int(workspace))
         return result
 
     def begin(self) -> int:
-        """Forgets the peak so far; returns the bytes that live now."""
+        """Resets the peak; returns the bytes that are live."""
         self.peak = self.live
         return self.live
 
@@ -78,14 +78,14 @@ class Held(TorchDispatchMode):
 
 
 def working_bytes(spec: Any, make: Make, rows: int, width: int, *, train: bool) -> int:
-    """Bytes that a rank's largest micro-batch holds at its peak, beside weights, gradients and optimizer.
+    """Peak bytes of a rank's largest micro-batch, not counting weights, gradients and optimizer.
 
     Args:
-        spec: of the actor, the critic or the reference. make: its model. rows, width: of the micro-batch, in sequences and
-            tokens. train: an update; else the pass without a gradient.
+        spec: of the actor, the critic or the reference. make: creates its model. rows, width: of the micro-batch, in
+            sequences and tokens. train: whether to measure an update; otherwise a pass without gradients.
 
     Raises:
-        Unknown: the model's code asks for the content of a tensor, or does what tensors without content cannot.
+        Unknown: the model's code reads the values of a tensor, or uses an operation that fake tensors do not support.
     """
     assert not (train and isinstance(spec, ReferenceSpec)), "the reference is not trained"
     with _rehearsing() as held:
@@ -97,7 +97,7 @@ def working_bytes(spec: Any, make: Make, rows: int, width: int, *, train: bool) 
             with torch.no_grad():
                 _infer(spec, model, batch.rollout)
             return held.peak - start
-        for parameter in model.parameters():  # micro-batches add to what the first of them has left
+        for parameter in model.parameters():  # micro-batches after the first add to existing gradients
             parameter.grad = torch.zeros_like(parameter)
         start = held.begin()
         objective: Any = actor_objective if isinstance(spec, ActorSpec) else critic_objective
@@ -112,11 +112,11 @@ def _infer(spec: Any, model: nn.Module, batch: RolloutBatch) -> Tensor:
 
 
 def sampling_bytes(spec: RolloutSpec, make: Make, prompts: int, rows: int, lengths: tuple[int, int]) -> int:
-    """Bytes that the `hf` engine holds at its peak beside the weights: cache and logits, when it reads prompts or when it
-    writes the last token of the longest responses.
+    """Peak bytes of the `hf` engine, not counting weights: the larger of prefill and the last token of the longest
+    responses, each with cache and logits.
 
     Args:
-        prompts, rows: that it runs at once, rows with all samples. lengths: the longest prompt and response, in tokens.
+        prompts, rows: in one batch; a prompt has a row per sample. lengths: the longest prompt and response, in tokens.
 
     Raises:
         Unknown: as `working_bytes`.
@@ -124,8 +124,8 @@ def sampling_bytes(spec: RolloutSpec, make: Make, prompts: int, rows: int, lengt
     with _rehearsing() as held, torch.no_grad():
         model = make().eval()
         start = held.begin()
-        one = [Prompt((0,) * lengths[0], number, "") for number in range(prompts)]
-        wanted = [(one[row * prompts // rows], row) for row in range(rows)]
+        longest = [Prompt((0,) * lengths[0], number, "") for number in range(prompts)]
+        wanted = [(longest[row * prompts // rows], row) for row in range(rows)]
         state = _Decoding(model, wanted, CPU)
         _sample(spec, state.logits)
         peak = held.peak
@@ -138,7 +138,7 @@ def sampling_bytes(spec: RolloutSpec, make: Make, prompts: int, rows: int, lengt
 
 
 def _write(state: _Decoding, tokens: int) -> None:
-    """As many further tokens in the cache, at once."""
+    """Appends this many tokens to the cache in one pass."""
     rows = len(state.mask)
     state.mask = torch.cat([state.mask, state.mask.new_ones(rows, tokens)], dim=1)
     state.logits = torch.empty(0)
@@ -157,7 +157,7 @@ def _sample(spec: RolloutSpec, logits: Tensor) -> None:
 
 
 def micro_batch(rows: int, width: int) -> TrainBatch:
-    """Rows of this width that fill every field."""
+    """A micro-batch of `rows` sequences of `width` tokens, with every field set."""
     per_token, per_row = torch.zeros(rows, width), torch.zeros(rows)
     flags, numbers = torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.long)
     rollout = RolloutBatch(
@@ -191,14 +191,14 @@ def micro_batch(rows: int, width: int) -> TrainBatch:
 
 @contextmanager
 def _rehearsing() -> Iterator[Held]:
-    """The body's tensors have no content, and are counted.
+    """Runs the body on fake tensors and counts them.
 
     Raises:
-        Unknown: whatever goes wrong with such tensors.
+        Unknown: anything that the body raises.
     """
     held = Held()
     try:
         with FakeTensorMode(), held:
             yield held
-    except Exception as error:  # the code is the model's, and may do anything
+    except Exception as error:  # the model's code can raise anything
         raise Unknown(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error

@@ -27,22 +27,22 @@ MODEL = "model"  # the reward model's part of a score
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """What a rank of the reward role is made from."""
+    """The settings of a rank of the reward role."""
 
     config: RewardConfig
     policy_path: str | None = None  # folder or hub name; a reward model with its tokenizer reads samples as token ids
     trust_remote_code: bool = False  # of the policy's tokenizer
-    verifier: str | None = None  # of held-out accuracy, as `eval.function` names it
+    verifier: str | None = None  # of held-out accuracy, as set in `eval.function`
 
 
 class RewardWorker:
     """Scores rollouts; safe to call from several threads at once."""
 
     def __init__(self, spec: RewardSpec | RewardConfig, *, device: str = "cpu", threads: int | None = None) -> None:
-        """Starts the functions' processes and loads the model; ConfigError if any of it cannot work.
+        """Starts the functions' processes and loads the model; ConfigError if any of them cannot work.
 
-        Of a `RewardConfig` alone the policy is not known: a reward model reads texts. `device` and `threads` (of torch) are
-        the reward model's.
+        A bare `RewardConfig` does not name the policy, so a reward model then reads texts. `device` and `threads` (torch's)
+        apply to the reward model.
         """
         spec = spec if isinstance(spec, RewardSpec) else RewardSpec(spec)
         config = spec.config
@@ -74,11 +74,11 @@ class RewardWorker:
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order.
 
-        A sample with a part that cannot be scored has reward None. RewardError if a function returned something that is
-        no reward, or raised (unless `reward.allow_errors`).
+        A sample with a part that cannot be scored has reward None. RewardError if a function raised (unless
+        `reward.allow_errors`) or returned something that is not a reward.
         """
         call = self._pool.submit([_sample(rollout) for rollout in rollouts]) if self._pool else None
-        by_model = self._model_outcomes(rollouts)  # while the processes work
+        by_model = self._model_outcomes(rollouts)  # meanwhile the processes run the functions
         by_functions = call.wait() if call else [[] for _ in rollouts]
         scores, seen = [], Counter[int]()
         for rollout, functions, model in zip(rollouts, by_functions, by_model, strict=True):
@@ -90,7 +90,7 @@ class RewardWorker:
         return scores
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """The same, with what the verifier says among the parts; the reward is that of training."""
+        """As `score`, with the verifier's outcome added to the parts; the reward is still the training reward."""
         asked = self._verifiers.submit([_sample(rollout) for rollout in rollouts]) if self._verifiers else None
         scores = self.score(rollouts)
         if asked is None or self._verifier is None:
@@ -102,7 +102,7 @@ class RewardWorker:
         return verified
 
     def memory(self) -> dict[str, int]:
-        """Bytes: the weights of the reward model, if there is one, and the peak of this process."""
+        """Bytes of the reward model's weights, if there is a reward model, and the peak of this process."""
         memory = {"peak": peak_memory_bytes(self._device)}
         return memory if self._model is None else {"weights": self._model.weight_bytes(), **memory}
 
@@ -119,7 +119,7 @@ class RewardWorker:
         return [[_model_outcome(score)] for score in scores]
 
     def _as_read(self, model: RewardModel, rollout: Rollout) -> str | tuple[int, ...]:
-        """Prompt and response as the policy had them, end token included; their text where the model has other tokens."""
+        """Prompt and response as token ids, end token included, if the model shares the policy's tokens; else as text."""
         ids = rollout.prompt.ids + rollout.response_ids
         return ids if self._reads_ids and model.knows(ids) else rollout.prompt.text + rollout.response_text
 
@@ -136,9 +136,9 @@ class RewardWorker:
         return Score(reward=reward, parts=parts, steps=self._steps(outcomes, token_ends))
 
     def _steps(self, outcomes: Mapping[str, Outcome], token_ends: Sequence[int]) -> dict[int, float]:
-        """Weighted step rewards by the response token in which the step ends; none where tokens have no ends.
+        """Weighted step rewards by the response token in which the step ends; empty without `token_ends`.
 
-        A part of weight 0 is only looked at, so its steps are no one's.
+        A part of weight 0 is only a metric, so its steps give no reward.
         """
         steps: dict[int, float] = {}
         for name, weight in self._weights.items() if token_ends else ():
@@ -178,7 +178,7 @@ def _weights(config: RewardConfig) -> dict[str, float]:
         raise ConfigError("nothing scores responses; set reward.functions, reward.function or reward.model")
     if len(weights) < len(named):
         name, _ = Counter(name for name, _ in named).most_common(1)[0]
-        raise ConfigError(f"two parts of the reward are called {name!r}; rename yours, or leave the other out")
+        raise ConfigError(f"two parts of the reward are called {name!r}; rename your function, or remove the other part")
     return weights
 
 
@@ -218,9 +218,9 @@ def _model_outcome(score: float | None) -> Outcome:
 
 
 class RewardRank:
-    """The reward role's rank; it is the `Rewards` protocol in itself.
+    """The rank of the reward role; implements the `Rewards` protocol.
 
-    A worker that starts when told, and not when made: an error of the start then reaches the caller as it is.
+    The worker starts in `start`, not in the constructor, so a startup error reaches the caller unchanged.
     """
 
     def __init__(self, spec: RewardSpec | RewardConfig, rank: Rank) -> None:
@@ -229,14 +229,14 @@ class RewardRank:
         show_stacks_on_request()
 
     def start(self) -> None:
-        """Starts the functions' processes and loads the model; ConfigError if any of it cannot work."""
+        """Starts the functions' processes and loads the model; ConfigError if any of them cannot work."""
         device = str(pick_device(self._rank.device))
         self._worker = RewardWorker(self._spec, device=device, threads=self._rank.threads)
 
     restarts = 0
 
     def submit(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """Scores now; the ticket is the result."""
+        """Scores immediately; the ticket is the result."""
         return self.score(rollouts)
 
     def collect(self, ticket: list[Score]) -> list[Score]:
@@ -249,7 +249,7 @@ class RewardRank:
         return self._started.score(rollouts)
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One score per rollout, in order, with what the verifier says among its parts."""
+        """One score per rollout, in order, with the verifier's outcome added to its parts."""
         use_threads(self._rank)
         return self._started.verify(rollouts)
 

@@ -1,4 +1,4 @@
-"""The rollout role: one engine, and what turns its answers into rollouts."""
+"""The rollout role: a sampling engine, and the conversion of its responses to rollouts."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from tandem.workers.sync.transports import Channel, Missed, ObjectStore, Sent, T
 
 
 class RolloutBackend(Protocol):
-    """An engine that samples."""
+    """A sampling engine."""
 
-    continuous: ClassVar[bool]  # whether calls of several threads run in one batch; else they take turns
+    continuous: ClassVar[bool]  # whether calls from several threads run in one batch; otherwise they take turns
     tokenizer: Any
     stop_ids: set[int]  # tokens that end a response
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sampled]:
-        """The samples of each prompt side by side, in order of the prompts; may be called by several threads."""
+        """The samples in order of the prompts, those of one prompt adjacent. Thread-safe."""
         ...
 
     def load_weights(self, bucket: dict[str, Tensor], verify: bool = True) -> dict[str, int]:
-        """Takes new values of some weights; with `verify` returns the checksum of each as it stands in the engine.
+        """Takes new values for some weights; with `verify`, returns their checksums as stored in the engine.
 
-        No token may come from weights of which only a part is new: from the first call on nothing is sampled until
-        `finish_weights`, or all are applied there.
+        No token may be sampled from a mix of old and new weights: the engine either stops sampling from the first call
+        until `finish_weights`, or applies all weights in `finish_weights`.
         """
         ...
 
     def finish_weights(self) -> None:
-        """All weights have arrived: whatever was held back or computed with the old ones is gone."""
+        """Completes the update: applies weights that were held back, and drops caches computed with the old weights."""
         ...
 
     def weight_bytes(self) -> int:
@@ -52,24 +52,24 @@ class RolloutBackend(Protocol):
         ...
 
     def cache_bytes(self) -> int:
-        """Bytes of the key-value cache, at its largest so far."""
+        """Bytes of the key-value cache: the maximum so far."""
         ...
 
     def sleep(self) -> None:
-        """Frees the device's memory for others until `wake`."""
+        """Frees device memory for other roles until `wake`."""
         ...
 
     def wake(self, what: str) -> None:
-        """Takes back the memory of the "weights", which may then be loaded, and after them that of the "cache"."""
+        """Reclaims memory: first for "weights", which can then be loaded, afterwards for "cache"."""
         ...
 
 
 ENGINES: dict[str, Any] = {"hf": HFEngine, "vllm": VLLMEngine}
-"""By the name used in `rollout.engine`. An engine is one file, one line here, one parameter of the contract tests."""
+"""Engines by their name in `rollout.engine`. A new engine takes a file and a line here; the contract tests cover it."""
 
 
 def engine_name(asked: str, on_gpu: bool) -> str:
-    """The engine that `rollout.engine=asked` means on a device: auto is vllm on CUDA if it is installed, else hf.
+    """The engine for `rollout.engine=asked`: auto means vllm on CUDA if it is installed, otherwise hf.
 
     Raises:
         ConfigError: vllm is asked for and not installed.
@@ -88,12 +88,12 @@ def engine_name(asked: str, on_gpu: bool) -> str:
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What a rollout replica is made from."""
+    """The settings of a rollout replica."""
 
     path: str
     model: ModelConfig
     rollout: RolloutConfig
-    token_ends: bool = False  # whether rollouts say where in the text their tokens end
+    token_ends: bool = False  # whether rollouts record where in the text their tokens end
 
 
 class RolloutWorker:
@@ -115,20 +115,23 @@ class RolloutWorker:
         self._baseline = baseline_bytes(self.device, held=self.engine.weight_bytes())
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Rollout]:
-        """The samples of each prompt side by side, in order of the prompts, marked with the version of the weights."""
-        use_threads(self.rank)  # Ray calls from several threads, and each has a number of its own
-        version = self.version  # of the oldest weights behind these samples, should new ones come meanwhile
+        """The samples in order of the prompts, those of one prompt adjacent, with the version of the weights."""
+        use_threads(self.rank)  # Ray calls from several threads, and OpenMP keeps a thread count for each
+        version = self.version  # of the oldest weights used, in case new weights arrive meanwhile
         sampled = self.engine.generate(prompts, sampling)
         owners = [(prompt, self._after(prompt)) for prompt in prompts]
         owners = [owner for owner in owners for _ in range(sampling.samples)]
-        return [self._rollout(prompt, one, version, after) for (prompt, after), one in zip(owners, sampled, strict=True)]
+        return [
+            self._rollout(prompt, response, version, after)
+            for (prompt, after), response in zip(owners, sampled, strict=True)
+        ]
 
     def open_channel(self, channel: Channel) -> None:
-        """Opens the receiving end; with `broadcast`, returns once all ends have."""
+        """Opens the receiving end; with `broadcast`, returns once every end is open."""
         self._transport = open_transport(channel, self.device)
 
     def load_weights(self, sent: Sent) -> bool:
-        """Takes one part of new weights; False if it did not arrive: all have to come again."""
+        """Takes one bucket of new weights; False if it was lost, and all buckets must be sent again."""
         try:
             bucket = receive(sent, self._transport)
         except Missed:
@@ -137,7 +140,7 @@ class RolloutWorker:
         return True
 
     def finish_weights(self, version: int) -> dict[str, int]:
-        """Declares the weights complete; returns the checksum of every tensor that arrived."""
+        """Completes the weight update; returns the checksum of every tensor that arrived."""
         use_threads(self.rank)
         self.engine.finish_weights()
         self.version = version
@@ -145,15 +148,15 @@ class RolloutWorker:
         return arrived
 
     def sleep(self) -> None:
-        """Frees the device's memory for others until `wake`."""
+        """Frees device memory for other roles until `wake`."""
         self.engine.sleep()
 
     def wake(self, what: str) -> None:
-        """Takes back the memory of the "weights", then, once they are loaded, of the "cache"."""
+        """Reclaims memory: first for "weights", then, once they are loaded, for "cache"."""
         self.engine.wake(what)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this replica by kind, and the peak of its process."""
+        """Bytes of this replica by kind, and the peak of this process."""
         return {
             "weights": self.engine.weight_bytes(),
             "gradients": 0,
@@ -169,7 +172,7 @@ class RolloutWorker:
 
     def _rollout(self, prompt: Prompt, sampled: Sampled, version: int, after: Continuation | None = None) -> Rollout:
         keep = self.spec.rollout.keep_special_tokens
-        # The stop token is not part of the text, whether or not the tokenizer calls it special. A stop string is.
+        # A stop token is never part of the text, even if the tokenizer does not treat it as special. A stop string is.
         ended = sampled.stop is StopReason.STOP and sampled.ids[-1] in self.engine.stop_ids and not keep
         written = sampled.ids[:-1] if ended else sampled.ids
         after = after or self._after(prompt)
@@ -188,10 +191,10 @@ class RolloutWorker:
 
 
 def token_ends(decode: Callable[[list[int]], str], ids: list[int], text: str) -> list[int]:
-    """Characters of `text`, which `ids` decode to, up to and with each token: never falling, the last one all of them.
+    """For each token, the number of characters of `text` up to its end. `text` is the decoded `ids`.
 
-    Prefixes are decoded, since what a token stands for may depend on those before it. A character that several tokens
-    make up counts from the first of them on.
+    The counts never decrease and the last is `len(text)`. Each prefix is decoded as a whole, because a token's text can
+    depend on the tokens before it. A character that spans several tokens counts from its first token on.
     """
     lengths = [min(len(decode(ids[:count])), len(text)) for count in range(1, len(ids) + 1)]
     return list(accumulate(lengths, max))

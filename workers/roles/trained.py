@@ -1,4 +1,4 @@
-"""What the actor and the critic have in common: a model in a training backend, on one rank."""
+"""The common base of actor and critic: a model in a training backend, on one rank."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tandem.workers.training.deepspeed import DeepSpeedBackend
 from tandem.workers.training.random_states import random_states, seed_random, set_random_states
 
 BACKENDS: dict[str, Any] = {"deepspeed": DeepSpeedBackend}
-"""By the name used in `trainer.name`."""
+"""Training backends by their name in `trainer.name`."""
 
 
 class TrainedWorker:
-    """A rank of a role that learns; the role gives its objective.
+    """A rank of a trained role; the subclass defines the objective.
 
-    `max_tokens` bounds a micro-batch, padding included; `timeout_s` a collective operation. The process's random generators
-    begin with `seed` and the rank.
+    `max_tokens` limits the tokens of a micro-batch, padding included; `timeout_s` limits a collective operation. The random
+    generators of the process are seeded from `seed` and the rank.
     """
 
     name: ClassVar[str]
@@ -41,7 +41,7 @@ class TrainedWorker:
         self._rendezvous = Rendezvous(rank.world_size, timeout_s) if rank.index == 0 else None
 
     def address(self) -> tuple[str, int]:
-        """(host, port) where the ranks of this role meet; asked of rank 0."""
+        """(host, port) where the ranks of this role meet; only rank 0 has it."""
         assert self._rendezvous is not None, "only rank 0 has the address"
         return self._rendezvous.address
 
@@ -53,7 +53,7 @@ class TrainedWorker:
         config: ModelConfig,
         address: tuple[str, int] | None,
     ) -> TrainerBackend:
-        """The model under training; collective over the ranks of the role.
+        """Wraps the model in the training backend; collective over the ranks of the role.
 
         Raises:
             ConfigError: passes over the same tokens differ, or a parameter has no dimensions; names the modules.
@@ -70,63 +70,63 @@ class TrainedWorker:
             return BACKENDS[trainer.name](model, self.name, optimizer, trainer, config, self.rank, self.device, meeting)
 
     def update(self, minibatches: Sequence[TrainBatch]) -> Totals:
-        """One optimizer step per mini-batch, of each of which this rank has a part."""
+        """Takes one optimizer step per mini-batch; `minibatches` holds this rank's part of each."""
         return add_totals(
             self.backend.step(training_parts(self.backend, part, self.max_tokens), self._objective) for part in minibatches
         )
 
     def _objective(self, forward: Callable[..., Any], batch: TrainBatch) -> LossOutput:
-        """The role's part of the loss of a mini-batch."""
+        """The share of one micro-batch in the role's loss of its mini-batch."""
         raise NotImplementedError
 
     def offload(self) -> None:
-        """Moves the model, and all that its training holds, into host memory."""
+        """Moves the model and its training state to host memory."""
         self.backend.offload()
 
     def onload(self) -> None:
-        """Moves it back."""
+        """Moves the model and its training state back to the device."""
         self.backend.onload()
 
     def state_parts(self) -> Iterator[dict[str, Tensor]]:
-        """The weights and the optimizer's moments, whole, in parts; empty on all ranks but the first. Collective."""
+        """Yields weights and optimizer moments in parts of whole tensors, which are empty except on rank 0. Collective."""
         return self.backend.state_parts()
 
     def begin_state(self) -> int:
-        """Starts `next_state` at the first part; returns how many there are."""
+        """Resets `next_state` to the first part; returns the number of parts."""
         self._parts = self.state_parts()
         return self.backend.state_part_count()
 
     def next_state(self) -> Packed | None:
-        """The next part, as it travels; None on all ranks but the first."""
+        """The next part, packed for sending; None except on rank 0."""
         part = next(self._parts)
         return ObjectStore().send(part) if part else None
 
     def state_facts(self) -> list[Facts]:
-        """By rank, here of this one: optimizer steps so far, and the states of its random generators."""
+        """This rank's entry in the list by rank: optimizer steps so far, and the states of its random generators."""
         return [{"updates": self.backend.updates(), "random": random_states()}]
 
     def begin_load(self, facts: Sequence[Facts]) -> None:
-        """Prepares for a state with these facts, by rank of those that saved it."""
+        """Prepares to load a state; `facts` has an entry per rank that saved it."""
         self._facts = facts
         self.backend.begin_load(facts[0]["updates"])
 
     def load_part(self, part: Packed | Mapping[str, Tensor]) -> None:
-        """Takes a part; collective."""
+        """Loads one part; collective."""
         self.backend.load_part(part.unpack() if isinstance(part, Packed) else part)
 
     def end_load(self) -> None:
-        """Training can go on; a rank that did not exist when the state was saved keeps its own random generators."""
+        """Finishes loading. A rank that did not exist when the state was saved keeps its own random generators."""
         self.backend.end_load(self._facts[0]["updates"])
         if self.rank.index < len(self._facts):
             set_random_states(self._facts[self.rank.index]["random"])
 
     def load_state(self, parts: Iterable[Mapping[str, Tensor]], facts: Sequence[Facts]) -> None:
-        """Takes what `state_parts` and `state_facts` gave; for one rank."""
+        """Loads the output of `state_parts` and `state_facts`; for a single rank."""
         self.begin_load(facts)
         for part in parts:
             self.load_part(part)
         self.end_load()
 
     def memory(self) -> dict[str, int]:
-        """Bytes on this rank by kind, and the peak of its process."""
+        """Bytes on this rank by kind, and the peak of this process."""
         return {**self.backend.memory(), "peak": peak_memory_bytes(self.device)}

@@ -1,4 +1,4 @@
-"""What the actor and the critic ask of a training engine; another engine is another class with these methods."""
+"""The protocol of a training engine. The actor and the critic depend only on it; another engine is another class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.platform.loop.protocols import Totals
 CPU = torch.device("cpu")
 
 Objective = Callable[[Callable[..., Any], TrainBatch], LossOutput]
-"""(forward pass of the model, micro-batch on the device) -> its part of the loss of the mini-batch."""
+"""(forward pass of the model, micro-batch on the device) -> its share of the mini-batch's loss."""
 
 
 class TrainerBackend(Protocol):
@@ -23,49 +23,49 @@ class TrainerBackend(Protocol):
     device: torch.device
 
     def forward(self, **inputs: Any) -> Any:
-        """The model's forward pass in evaluation mode; with more than one rank, all call it equally often."""
+        """The model's forward pass in evaluation mode. All ranks must call it the same number of times."""
         ...
 
     def step(self, parts: Sequence[TrainBatch], objective: Objective) -> Totals:
-        """One optimizer step over the micro-batches of one mini-batch; all ranks give equally many."""
+        """Takes one optimizer step over the micro-batches of one mini-batch; all ranks pass the same number."""
         ...
 
     def gradient_noise(self, halves: Sequence[Sequence[TrainBatch]], objective: Objective) -> Totals:
-        """How much the gradients of two halves of a batch differ; nothing is moved. All ranks give equally many parts."""
+        """Measures how much the gradients of two batch halves differ. No weight changes. All ranks pass as many parts."""
         ...
 
     def agree(self, count: int) -> int:
-        """The largest `count` of all ranks."""
+        """The largest `count` over all ranks."""
         ...
 
     def named_weights(
         self, bucket_bytes: int, device: torch.device = CPU, everywhere: bool = False
     ) -> Iterator[dict[str, Tensor]]:
-        """Whole weights and saved buffers on `device` in parts of about `bucket_bytes`, on rank 0 or `everywhere`; empty on
-        others.
+        """Yields whole weights and saved buffers on `device`, in buckets of about `bucket_bytes`. The buckets are empty
+        except on rank 0, or on no rank if `everywhere`.
 
-        All ranks iterate. A tensor may be the model's own: it is good until the next `step`.
+        All ranks must iterate. A tensor may share memory with the model, so it is valid only until the next `step`.
         """
         ...
 
     def bucket_count(self, bucket_bytes: int) -> int:
-        """How many parts `named_weights` gives."""
+        """The number of buckets that `named_weights` yields."""
         ...
 
     def offload(self) -> None:
-        """Moves weights, gradients and optimizer into host memory; collective."""
+        """Moves weights, gradients and optimizer state to host memory; collective."""
         ...
 
     def onload(self) -> None:
-        """Moves them back."""
+        """Moves weights, gradients and optimizer state back to the device; collective."""
         ...
 
     def state_parts(self) -> Iterator[dict[str, Tensor]]:
-        """All that training has made, as whole tensors in parts; empty on all ranks but the first. All iterate."""
+        """Yields the training state in parts of whole tensors, which are empty except on rank 0. All ranks must iterate."""
         ...
 
     def state_part_count(self) -> int:
-        """How many parts `state_parts` gives."""
+        """The number of parts that `state_parts` yields."""
         ...
 
     def updates(self) -> int:
@@ -73,17 +73,17 @@ class TrainerBackend(Protocol):
         ...
 
     def begin_load(self, updates: int) -> None:
-        """Prepares for a state that `state_parts` gave after so many updates, on any number of ranks."""
+        """Prepares to load a state that `state_parts` yielded after `updates` updates, on any number of ranks."""
         ...
 
     def load_part(self, part: Mapping[str, Tensor]) -> None:
-        """Takes a part of it; collective."""
+        """Loads one part of the state; collective."""
         ...
 
     def end_load(self, updates: int) -> None:
-        """Training can go on; raises StateError if anything is missing."""
+        """Finishes loading; raises StateError if anything is missing."""
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, gradients, optimizer and activations on this rank, from the tensors themselves; baseline."""
+        """Bytes of weights, gradients, optimizer and activations on this rank, from their tensors, and the baseline."""
         ...

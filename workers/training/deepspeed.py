@@ -23,11 +23,11 @@ from tandem.workers.models.loading import saved_tensors, set_buffer
 from tandem.workers.training.backend import CPU, Objective
 from tandem.workers.training.state import TrainingState
 
-LARGEST_REDUCTION = 500_000_000  # elements; DeepSpeed's own choice
+LARGEST_REDUCTION = 500_000_000  # elements; DeepSpeed's default
 
 
 class DeepSpeedBackend:
-    """A model in a DeepSpeed engine. Construction is collective: every rank of the role makes one."""
+    """A model in a DeepSpeed engine. Construction is collective over the ranks of the role."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class DeepSpeedBackend:
         device: torch.device,
         rendezvous: tuple[tuple[str, int], Rendezvous | None, float],
     ) -> None:
-        # Without ZeRO DeepSpeed trains bfloat16 with an optimizer that counts a step too many.
+        # Without ZeRO, DeepSpeed trains bfloat16 with an optimizer that counts one step too many.
         self.stage = max(trainer.zero_stage, 1) if config.dtype == "bfloat16" else trainer.zero_stage
         self.name, self.world_size, self._part_bytes = name, rank.world_size, trainer.bucket_mb << 20
         self.device, self.is_first = device, rank.index == 0
-        address, own, timeout_s = rendezvous
-        join_process_group(rank, device, address, own.store if own else None, timeout_s)
+        address, host, timeout_s = rendezvous
+        join_process_group(rank, device, address, host.store if host else None, timeout_s)
         deepspeed = _import_deepspeed(device)
         self._baseline, self._activations = baseline_bytes(device, held=model_bytes(model)), Activations()
         self._gathered = deepspeed.zero.GatheredParameters
@@ -73,7 +73,7 @@ class DeepSpeedBackend:
                 "steps_per_print": None,
             },
         )
-        # With bfloat16 DeepSpeed casts buffers too: rotary frequencies would be off by a turn at position 1000.
+        # With bfloat16, DeepSpeed casts buffers too: rotary embeddings would be off by a full turn at position 1000.
         for name, buffer in buffers.items():
             set_buffer(self.engine.module, name, buffer.to(device))
         self._adam, self._gradient_bytes = adam, 0
@@ -87,8 +87,9 @@ class DeepSpeedBackend:
     def step(self, parts: Sequence[TrainBatch], objective: Objective) -> Totals:
         """See `TrainerBackend.step`.
 
-        DeepSpeed averages gradients over ranks and divides by its accumulation steps. The loss already has the global
-        denominator, so the first is undone with a factor and the second is off: accumulation is driven from here.
+        DeepSpeed averages gradients over ranks and divides them by its accumulation steps. The loss already has the global
+        denominator, so a factor of the world size undoes the average, and this method controls accumulation itself to
+        avoid the division.
         """
         self.engine.train()
         totals, losses = [], list[Tensor]()
@@ -107,7 +108,7 @@ class DeepSpeedBackend:
         loss = float(torch.stack(losses).sum())
         if not (math.isfinite(norm) and math.isfinite(loss)):
             raise TrainingError(
-                f"{self.name}: the gradient norm is {norm}, the loss {loss:g}. The weights are no longer to be trusted. "
+                f"{self.name}: the gradient norm is {norm}, the loss {loss:g}. The weights can no longer be trusted. "
                 f"Lower {self.name}.lr (now {learning_rate:g}) or look for infinite rewards or log-probs in the samples"
             )
         unmoved = frozenset(name for name, value in self._fingerprints().items() if before[name] == value)
@@ -118,8 +119,8 @@ class DeepSpeedBackend:
     def gradient_noise(self, halves: Sequence[Sequence[TrainBatch]], objective: Objective) -> Totals:
         """See `TrainerBackend.gradient_noise`: `gradient_variance`, and `gradient_noise`, its ratio to the squared norm.
 
-        With gradients a and b of the halves, that of the batch is (a + b) / 2, and |a - b|^2 / 4 estimates the trace of its
-        covariance: Var((a + b) / 2) = Var(a) / 2, and E|a - b|^2 = 2 tr Var(a).
+        With gradients a and b of the halves, the batch gradient is (a + b) / 2, and |a - b|^2 / 4 estimates the trace of
+        its covariance: Var((a + b) / 2) = Var(a) / 2, and E|a - b|^2 = 2 tr Var(a).
         """
         self.engine.train()
         first, second = (self._gradient(parts, objective) for parts in halves)
@@ -130,9 +131,9 @@ class DeepSpeedBackend:
         return Totals({f"{prefix}/gradient_variance": (variance, 1.0), **noise}, {})
 
     def _gradient(self, parts: Sequence[TrainBatch], objective: Objective) -> list[Tensor]:
-        """The gradient of the parts' loss over all ranks by parameter, on the CPU; not for ZeRO stage 3.
+        """The gradient of the parts' loss, summed over ranks: a CPU tensor per parameter. Not for ZeRO stage 3.
 
-        Beside the engine, whose own gradients are left alone.
+        The engine's own gradients do not change.
         """
         assert self.stage < 3, "validate() refuses it"
         parameters = [p for p in self.engine.module.parameters() if p.requires_grad]
@@ -151,7 +152,7 @@ class DeepSpeedBackend:
 
     @torch.no_grad()
     def _fingerprints(self) -> dict[str, float]:
-        """A number per trainable tensor, or this rank's shard of it, that any update changes; `<role>: <name>` as keys."""
+        """A number per trainable tensor (or this rank's shard) that any update changes, by `<role>: <name>`."""
         shards = {
             f"{self.name}: {name}": getattr(p, "ds_tensor", p)
             for name, p in self.engine.module.named_parameters()
@@ -176,9 +177,9 @@ class DeepSpeedBackend:
             parameters = [tensor for _, tensor in bucket if isinstance(tensor, nn.Parameter)]
             with self._gathered(parameters, enabled=self.stage == 3):
                 wanted = bucket if self.is_first or everywhere else []
-                # What is gathered from shards goes with the gathering.
+                # A copy: tensors gathered from shards are freed when the gathering ends.
                 whole = {name: p.detach().to(device, copy=self.stage == 3) for name, p in wanted}
-            yield whole  # outside the gathering, which would else last until the next bucket is asked for
+            yield whole  # after the gathering, so the gathered tensors are freed before the caller uses the bucket
 
     def offload(self) -> None:
         """See `TrainerBackend.offload`."""
@@ -198,7 +199,7 @@ class DeepSpeedBackend:
                 self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
-        """All that a model without ZeRO holds; gradients are dropped, they are those of the step before."""
+        """Moves the weights and optimizer state of a model without ZeRO; drops gradients, which the last step has used."""
         for parameter in self.engine.module.parameters():
             parameter.data, parameter.grad = parameter.data.to(device), None
         for state in self._adam.state.values():
@@ -242,7 +243,7 @@ class DeepSpeedBackend:
         weights = [getattr(p, "ds_tensor", p) for p in self.engine.module.parameters()]
         owned = {p.data_ptr() for p in self.engine.module.parameters()}
         groups = [p for group in self._adam.param_groups for p in group["params"]]
-        # Stage 3 lends its float32 copies to the optimizer only while it steps.
+        # In stage 3 the optimizer's parameter groups hold the float32 copies only during a step.
         masters = [p for p in groups if p.data_ptr() not in owned] or getattr(
             self.engine.optimizer, "fp32_partitioned_groups_flat", []
         )
@@ -256,13 +257,13 @@ class DeepSpeedBackend:
         }
 
     def _own_grad_norm(self) -> float | None:
-        """The norm of the reduced gradients where DeepSpeed keeps them whole and measures none; else None."""
+        """The norm of the reduced gradients where they are whole and DeepSpeed does not measure their norm; else None."""
         if self.stage > 0 or self.engine.bfloat16_enabled():
             return None
         return float(torch.nn.utils.get_total_norm(self._gradients()))
 
     def _count_gradients(self) -> int:
-        """Bytes of the gradients on this rank; from stage 2 on a rank keeps its share of them only."""
+        """Bytes of the gradients on this rank; from ZeRO stage 2 on, a rank keeps only its shard."""
         if self.stage < 2:
             return tensor_bytes(self._gradients())
         count = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
@@ -279,7 +280,7 @@ def as_totals(output: LossOutput) -> Totals:
 
 
 def _bucket_elements(parameters: Sequence[Tensor]) -> int:
-    """Gradients that ZeRO reduces at once: no more than there are, or DeepSpeed reserves gigabytes for any model."""
+    """Gradient elements per ZeRO reduction: at most all of them, or DeepSpeed reserves gigabytes for any model."""
     return min(LARGEST_REDUCTION, max(1, sum(parameter.numel() for parameter in parameters)))
 
 
@@ -306,10 +307,10 @@ def _buckets(named: list[tuple[str, Any]], bucket_bytes: int) -> Iterator[list[t
 
 
 def _import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed for this device, without its C++ builds: on CPU its shared-memory op would compile for a minute."""
+    """Imports DeepSpeed for this device without its C++ builds: on CPU, its shared-memory op would compile for a minute."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # Its autotuner, which nothing here uses, would import mlflow for a second where that is installed.
+    # DeepSpeed's autotuner, which is unused here, would import mlflow if installed, which takes a second.
     sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]
     import deepspeed
 

@@ -1,4 +1,4 @@
-"""The random generators of a process, as JSON can hold them."""
+"""The states of a process's random generators, in a form that JSON can hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def random_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's generators; those of CUDA devices where there are any."""
+    """The states of Python's, NumPy's and torch's generators, including any CUDA devices."""
     name, keys, *rest = np.random.get_state(legacy=True)
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
@@ -24,14 +24,14 @@ def random_states() -> dict[str, Any]:
 
 
 def seed_random(seed: int) -> None:
-    """Begins the generators anew, so that two processes of one seed draw the same."""
+    """Seeds all generators: two processes with the same seed draw the same numbers."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)  # of CUDA devices too
+    torch.manual_seed(seed)  # CUDA devices too
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Takes what `random_states` gave; CUDA's only where there are as many devices."""
+    """Restores the output of `random_states`; the CUDA states only with the same number of devices."""
     version, numbers, spare = states["python"]
     random.setstate((version, tuple(numbers), spare))
     name, keys, *rest = states["numpy"]

@@ -1,10 +1,10 @@
-"""The state of a model under training as whole tensors by name, whatever ZeRO stage and number of ranks hold it.
+"""The state of a model under training as whole tensors by name, independent of ZeRO stage and number of ranks.
 
     weights/<name>                      float32; the master copy where the model itself is bfloat16
-    exp_avg/<name>, exp_avg_sq/<name>   Adam's moments, once there has been an update
+    exp_avg/<name>, exp_avg_sq/<name>   Adam's moments, from the first update on
     fixed/<name>                        saved buffers, and parameters that are not trained, in their own dtype
 
-DeepSpeed's own checkpoints are pickles of one number of ranks; these are neither.
+DeepSpeed's own checkpoints are pickles and tied to one number of ranks; these are neither.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ WEIGHTS, MOMENTS, FIXED = "weights", ("exp_avg", "exp_avg_sq"), "fixed"
 
 
 class StateError(RuntimeError):
-    """A saved state is not that of this model."""
+    """A saved state does not belong to this model."""
 
 
 class TrainingState:
     """Reads and writes the state of a DeepSpeed engine over AdamW. All methods but `updates` are collective.
 
     Args:
-        schedule: the learning rate's, which counts updates. stage: of ZeRO.
+        schedule: of the learning rate, which counts updates. stage: the ZeRO stage.
     """
 
     def __init__(self, engine: Any, adam: torch.optim.AdamW, schedule: Any, stage: int) -> None:
@@ -48,38 +48,38 @@ class TrainingState:
         }
 
     def begin(self, updates: int) -> None:
-        """Prepares for `write`: makes moments of zeros, as they would be after so many updates."""
+        """Prepares for `write`: creates zero moments, with the step count set to `updates`."""
         self._missing = set(self._expected(updates))
         self._adam.state.clear()
         if updates:
             for flat in self._held():
                 moments = {kind: torch.zeros_like(flat) for kind in MOMENTS}
                 self._adam.state[flat] = {"step": torch.tensor(float(updates)), **moments}
-            if self._stage in (1, 2):  # connects each parameter with its share of the moments
+            if self._stage in (1, 2):  # connects each parameter with its shard of the moments
                 self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def write(self, part: Mapping[str, Tensor]) -> None:
         """Sets whole tensors.
 
         Raises:
-            StateError: one that the model does not have, or has in another shape.
+            StateError: the model does not have a tensor, or has it in another shape.
         """
-        own = saved_tensors(self._engine.module)
+        saved = saved_tensors(self._engine.module)
         for key, tensor in part.items():
             kind, _, name = key.partition("/")
             if key not in self._missing:
-                raise StateError(f"the checkpoint has {key}, which this model has not")
-            shape = tuple(getattr(own[name], "ds_shape", own[name].shape))
+                raise StateError(f"the checkpoint has {key}, which this model does not have")
+            shape = tuple(getattr(saved[name], "ds_shape", saved[name].shape))
             if tuple(tensor.shape) != shape:
                 raise StateError(f"the checkpoint's {key} has shape {tuple(tensor.shape)}, this model's {shape}")
-            self._set(kind, own[name], tensor)
+            self._set(kind, saved[name], tensor)
             self._missing.discard(key)
 
     def end(self, updates: int) -> None:
-        """Finishes after the last `write`; the learning rate goes on where it was.
+        """Finishes after the last `write`; the learning rate resumes at `updates`.
 
         Raises:
-            StateError: something has not been set.
+            StateError: a tensor has not been set.
         """
         if self._missing:
             raise StateError(f"the checkpoint lacks {len(self._missing)} tensors, {min(self._missing)} first")
@@ -95,7 +95,7 @@ class TrainingState:
             yield from (f"{kind}/{name}" for kind in _kinds(tensor, updates))
 
     def _held(self) -> list[Any]:
-        """The tensors by which Adam knows its moments on this rank."""
+        """The tensors that key Adam's state on this rank."""
         if self._stage == 0:
             return [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
         optimizer = self._engine.optimizer
@@ -134,7 +134,7 @@ class TrainingState:
 
 
 def _kinds(tensor: Tensor, updates: int) -> tuple[str, ...]:
-    """What there is to save of a parameter or buffer after so many updates."""
+    """The kinds of state that a parameter or buffer has after `updates` updates."""
     if not tensor.requires_grad:
         return (FIXED,)
     return (WEIGHTS, *MOMENTS) if updates else (WEIGHTS,)

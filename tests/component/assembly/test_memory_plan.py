@@ -113,7 +113,7 @@ def test_advice_names_the_setting_and_a_value_that_fits() -> None:
     said = advice(made, plan, "rollout rank 0 on node a died in `generate`")
     assert said == "Set rollout.max_batch_sequences=128 (was 256)"
     killed = "rollout rank 0 on node a died in `generate`: its process ended. The likely cause is"
-    assert advice(made, plan, killed) == "If it was memory: set rollout.max_batch_sequences=128 (was 256)"
+    assert advice(made, plan, killed) == "If memory ran out: set rollout.max_batch_sequences=128 (was 256)"
     assert advice(made, plan, "reward rank 0 on node a died in `score`: its process ended.") == ""
 
 

@@ -89,7 +89,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path)
     for file in tmp_path.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(ConfigError, match="knows no token"):
+    with pytest.raises(ConfigError, match="has no tokens"):
         load_tokenizer(path)
 
 

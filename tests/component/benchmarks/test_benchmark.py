@@ -366,8 +366,8 @@ def test_a_cell_is_no_formula() -> None:
         ({"runs": [3]}, r"field 'runs\.0' is a number, expected an object"),
         ({"machine": {"cores": "2", "gpus": [], "versions": {}}}, r"field 'machine\.cores' is text"),
         ({"peak_flops": True}, "field 'peak_flops' is true or false"),
-        ({"settings": {}}, "does not fit together: KeyError: 'train.minibatches'"),
-        ({"arms": []}, "does not fit together: KeyError: 'one'"),
+        ({"settings": {}}, "is inconsistent: KeyError: 'train.minibatches'"),
+        ({"arms": []}, "is inconsistent: KeyError: 'one'"),
     ],
 )
 def test_results_of_another_shape_are_told_with_their_field(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

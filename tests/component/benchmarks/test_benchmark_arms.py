@@ -80,14 +80,14 @@ def test_a_setting_of_every_run_reaches_the_arms_that_read_it() -> None:
     ("arguments", "message"),
     [
         (["arms=[grpo_88]"], "arms: grpo_88 is not defined. Did you mean grpo_8?"),
-        (["arms=[grpo_8,grpo_8]"], "each is named once"),
+        (["arms=[grpo_8,grpo_8]"], "without repetition"),
         (["comparisons=[[ppo_8,grpo_88]]"], "comparisons: grpo_88 is not defined. Did you mean grpo_8?"),
         (["comparisons=[[ppo_8]]"], "each is a pair of arms"),
-        (["arms=[]"], "each is named once, and there is one at least"),
+        (["arms=[]"], "expected at least one of each, without repetition"),
         (["seeds=[one]"], "seeds"),
-        (["rollout.seed=1"], "rollout.seed=1: the benchmark sets rollout.seed for each of its runs. Leave it out"),
-        (["definitions.ppo_8.label='PPO, G=1'"], "two of them have one label"),
-        (["arms=[grpo_8]", "completions=20"], "completions=20 samples per step are no multiple of its group of 8"),
+        (["rollout.seed=1"], "rollout.seed=1: the benchmark sets rollout.seed for each run. Leave it out"),
+        (["definitions.ppo_8.label='PPO, G=1'"], "two arms have the same label"),
+        (["arms=[grpo_8]", "completions=20"], "completions=20 samples per step are not a multiple of its group of 8"),
         (["arms=[grpo_8]", "run.stepz=3"], "run.stepz: no such setting. Did you mean run.steps?"),
         (["arms=[ppo_8_quarter]", "model.path=x"], "definitions.ppo_8_quarter.critic_path=FOLDER"),
     ],
@@ -127,10 +127,10 @@ def test_a_folder_with_other_runs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "grpo_8-seed0.json"
     path.write_text(json.dumps(vars(kept), default=str))
     assert [one["error"] for one in run_all(made, plan.seeds, tmp_path, HERE)] == ["lost"]
-    with pytest.raises(ConfigError, match="grpo_8-seed0 with cores=2, now it is 64"):
+    with pytest.raises(ConfigError, match="grpo_8-seed0 with cores=2, but it is 64"):
         run_all(made, plan.seeds, tmp_path, {**HERE, "cores": 64})
     _, other = arms("arms=[grpo_8]", "actor.lr=1.0e-3")
-    with pytest.raises(ConfigError, match=r"grpo_8-seed0 with actor.lr=0\.0001, now it is 0\.001"):
+    with pytest.raises(ConfigError, match=r"grpo_8-seed0 with actor.lr=0\.0001, but it is 0\.001"):
         run_all(other, plan.seeds, tmp_path, HERE)
 
 

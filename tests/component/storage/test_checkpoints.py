@@ -194,7 +194,7 @@ def test_none_is_whole(tmp_path: Path) -> None:
     """Beginning anew in silence would be worse."""
     store = Checkpoints(str(tmp_path), keep=3)
     (tmp_path / "step-000001").mkdir()
-    with pytest.raises(ConfigError, match=r"step-000001 is no whole checkpoint.*checkpoint\.resume=never"):
+    with pytest.raises(ConfigError, match=r"step-000001 is not a complete checkpoint.*checkpoint\.resume=never"):
         store.find("auto", print)
 
 
@@ -207,7 +207,7 @@ def test_content_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bytes(content))
     found = store.find("auto", print)
     assert found is not None
-    with pytest.raises(CheckpointError, match=r"actor/00001\.safetensors is not what was written.*Remove"):
+    with pytest.raises(CheckpointError, match=r"actor/00001\.safetensors has changed since it was written.*Remove"):
         list(found.parts("actor"))
 
 

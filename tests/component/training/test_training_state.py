@@ -139,7 +139,7 @@ def load(one: DeepSpeedBackend, part: dict[str, Tensor]) -> None:
     [
         (lambda part: part.pop("exp_avg/y.weight"), r"lacks 1 tensors, exp_avg/y\.weight first"),
         (lambda part: part.update({"weights/x": torch.zeros(2)}), r"weights/x has shape \(2,\), this model's \(3,\)"),
-        (lambda part: part.update({"weights/z": torch.zeros(2)}), "has weights/z, which this model has not"),
+        (lambda part: part.update({"weights/z": torch.zeros(2)}), "has weights/z, which this model does not have"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(change: object, why: str) -> None:

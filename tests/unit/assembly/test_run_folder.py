@@ -169,7 +169,7 @@ def test_a_run_can_keep_its_next_checkpoints_elsewhere(tmp_path: Path) -> None:
     measure(folder, "failed")
     path = save(checkpoints, 1)
     elsewhere = str(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=f"To go on from there, set checkpoint.resume={path}"):
+    with pytest.raises(ConfigError, match=f"To resume it, set checkpoint.resume={path}"):
         start(config(tmp_path, dir=elsewhere))
     _, moved = start(config(tmp_path, dir=elsewhere, resume=path))
     assert moved.run == checkpoints.run

@@ -85,7 +85,7 @@ def test_probability_of_improvement() -> None:
 def test_a_curve_is_cut_at_a_budget() -> None:
     curve = [(0.0, 0.5), (100.0, 0.7), (300.0, 0.9)]
     assert [value_at(curve, budget) for budget in (0, 50, 100, 200, 300)] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9])
-    with pytest.raises(ValueError, match="a budget of 301 lies outside of what was measured, 0 to 300"):
+    with pytest.raises(ValueError, match="a budget of 301 is outside the measured range, 0 to 300"):
         value_at(curve, 301)
 
 
