@@ -7,6 +7,7 @@ of (role, phase) -> outcome and seconds is printed at the end.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
         time.sleep(0.5)
     output, errors = process.communicate()
     ended = time.time()
-    hurt = [float(line.split()[1]) for line in output.splitlines() if line.startswith("hurt")]
+    hurt = [float(seconds) for seconds in re.findall(r"^hurt (\d+\.\d+)$", output, re.MULTILINE)]
     assert len(hurt) == len(attacks), f"an attack did not happen:\n{output}\n{errors}"
     summary = json.loads((folder / "r" / "summary.json").read_text())
     lines = (folder / "r" / "metrics.jsonl").read_text().splitlines()

@@ -56,7 +56,7 @@ class Attacker(SilentDisplay):
         for attack in due:
             self.attacks.remove(attack)  # a phase may begin again in the same step
             self.attack(attack["role"], attack["how"])
-            print("hurt", time.time(), flush=True)
+            print(f"hurt {time.time()}\n", end="", flush=True)  # in one piece: Ray writes to the same pipe
 
     def attack(self, role: str, how: str) -> None:
         """Acts."""
