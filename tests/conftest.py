@@ -1,4 +1,4 @@
-"""What tests share: the embedded model without a warm start."""
+"""Shared by all tests: the embedded model without a warm start."""
 
 from __future__ import annotations
 

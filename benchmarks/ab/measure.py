@@ -103,7 +103,8 @@ def columns(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]],
 def spending(run: Measured, prompts_per_step: int, minibatches: int) -> dict[str, list[float]]:
     """By axis, the spending after 0, 1, 2, ... training steps, without the time that measures gradient noise."""
     seconds = step_seconds(run)
-    tokens = [one + other for one, other in zip(run.column("tokens/response"), run.column("tokens/greedy"), strict=True)]
+    pairs = zip(run.column("tokens/response"), run.column("tokens/greedy"), strict=True)
+    tokens = [sampled + greedy for sampled, greedy in pairs]
     each = {
         "completions": run.column("samples/sampled"),
         "tokens": tokens,

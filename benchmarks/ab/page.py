@@ -214,20 +214,20 @@ def _groups(results: Mapping[str, Any], metric: str) -> Markup:
 def _critics(results: Mapping[str, Any], metric: str) -> Markup:
     rows = {}
     for arm in results["arms"]:
-        found = finished(results).get(arm["name"])
-        value = found["at_equal_completions"][metric] if found and arm["critic"] else None
-        if found and value:
-            rows[f"{arm['label']}, {human_bytes(critic_bytes(found))}"] = (value["value"], value["low"], value["high"])
+        result = finished(results).get(arm["name"])
+        value = result["at_equal_completions"][metric] if result and arm["critic"] else None
+        if result and value:
+            rows[f"{arm['label']}, {human_bytes(critic_bytes(result))}"] = (value["value"], value["low"], value["high"])
     return intervals(metric, rows, zero=False)
 
 
 def _differences(results: Mapping[str, Any], metric: str, axis: str) -> Markup:
     rows = {
-        f"{label(results, one['ours'])} - {label(results, one['theirs'])}": tuple(
-            one["difference"][end] for end in ("value", "low", "high")
+        f"{label(results, comparison['ours'])} - {label(results, comparison['theirs'])}": tuple(
+            comparison["difference"][end] for end in ("value", "low", "high")
         )
-        for one in results["derived"]["comparisons"]
-        if one["metric"] == metric and one["axis"] == axis and one["difference"]
+        for comparison in results["derived"]["comparisons"]
+        if comparison["metric"] == metric and comparison["axis"] == axis and comparison["difference"]
     }
     return intervals(f"at equal {AXES[axis]}", rows)
 
@@ -259,12 +259,12 @@ def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
 def _comparison_rows(results: Mapping[str, Any]) -> Table:
     head = ["ours", "theirs", "metric", "at equal", "spent", "seeds", "difference", "interquartile means"]
     rows = [[*head, "P(ours better)", "verdict"]]
-    for one in results["derived"]["comparisons"]:
-        means = " / ".join(f"{value:.3f}" for value in one.get("interquartile_mean", [])) or "-"
-        chance = "-" if "probability_of_improvement" not in one else f"{one['probability_of_improvement']:.2f}"
-        names = [label(results, one["ours"]), label(results, one["theirs"])]
-        spent = [one["axis"], f"{one['budget']:.6g}", str(len(one["seeds"]))]
-        rows.append([*names, one["metric"], *spent, difference_text(one), means, chance, one["verdict"]])
+    for result in results["derived"]["comparisons"]:
+        means = " / ".join(f"{value:.3f}" for value in result.get("interquartile_mean", [])) or "-"
+        chance = "-" if "probability_of_improvement" not in result else f"{result['probability_of_improvement']:.2f}"
+        names = [label(results, result["ours"]), label(results, result["theirs"])]
+        spent = [result["axis"], f"{result['budget']:.6g}", str(len(result["seeds"]))]
+        rows.append([*names, result["metric"], *spent, difference_text(result), means, chance, result["verdict"]])
     return rows
 
 
@@ -346,7 +346,9 @@ def _conditions(results: Mapping[str, Any]) -> Markup:
 def _headline(results: Mapping[str, Any]) -> list[str]:
     """Up to HEADLINE finished arms, those of the first comparisons first."""
     arms = finished(results)
-    pairs = [name for one in results["derived"]["comparisons"] for name in (one["ours"], one["theirs"])]
+    pairs = [
+        name for comparison in results["derived"]["comparisons"] for name in (comparison["ours"], comparison["theirs"])
+    ]
     return [name for name in dict.fromkeys([*pairs, *arms]) if name in arms][:HEADLINE]
 
 

@@ -65,8 +65,8 @@ class Others:
         return self
 
     def __exit__(self, *_: object) -> None:
-        busy, idle, own = (now - before for now, before in zip(self._now(), self._before, strict=True))
-        self.share = max(0.0, busy - own) / (busy + idle) if busy + idle > 0 else 0.0
+        busy, idle, mine = (now - before for now, before in zip(self._now(), self._before, strict=True))
+        self.share = max(0.0, busy - mine) / (busy + idle) if busy + idle > 0 else 0.0
 
     @staticmethod
     def _now() -> tuple[float, float, float]:

@@ -48,7 +48,7 @@ def share_text(share: Mapping[str, float]) -> str:
 
 def multiplicity(results: Mapping[str, Any]) -> str:
     """A note on how many verdicts would claim a difference between equal arms."""
-    judged = sum(one["verdict"] in JUDGED for one in results["derived"]["comparisons"])
+    judged = sum(comparison["verdict"] in JUDGED for comparison in results["derived"]["comparisons"])
     return (
         f"{judged} comparisons have a verdict, from few independent runs: with five seeds, about 9 in 100 comparisons of "
         "equal arms would be called different."
@@ -101,17 +101,17 @@ def _critic(results: Mapping[str, Any]) -> list[str]:
 def _comparisons(results: Mapping[str, Any]) -> list[str]:
     derived = results["derived"]
     metric = derived["metrics"][0]
-    pairs = list(dict.fromkeys((one["ours"], one["theirs"]) for one in derived["comparisons"]))[:SHOWN]
+    pairs = list(dict.fromkeys((comparison["ours"], comparison["theirs"]) for comparison in derived["comparisons"]))[:SHOWN]
     said = []
     for ours, theirs in pairs:
         parts = []
         for axis, words in SAID_AXES.items():
-            one = next(
+            comparison = next(
                 c
                 for c in derived["comparisons"]
                 if (c["ours"], c["theirs"], c["metric"], c["axis"]) == (ours, theirs, metric, axis)
             )
-            parts.append(f"{difference_text(one)} at {words} ({one['verdict']})")
+            parts.append(f"{difference_text(comparison)} at {words} ({comparison['verdict']})")
         said.append(f"{label(results, ours)} against {label(results, theirs)}, {metric}: " + "; ".join(parts) + ".")
     return said
 

@@ -121,17 +121,17 @@ def _run(config: Config, started_at: float, signals: Signals) -> int:
         claimed(folder_of(config), wait_s=WITNESS_S),
         only_writer(checkpoints.fs, checkpoints.root, notes.append) as checkpoints.check_alone,
     ):
-        found = checkpoints.find(config.checkpoint.resume, notes.append)
-        if found:
-            notes.append(f"resuming after step {found.step}, from {found.path}")
+        checkpoint = checkpoints.find(config.checkpoint.resume, notes.append)
+        if checkpoint:
+            notes.append(f"resuming after step {checkpoint.step}, from {checkpoint.path}")
         memory = MemoryPlan(config)
-        notes += settle(config, found)
-        if found:
-            notes += [f"changed since: {change}" for change in changes(config, found)]
+        notes += settle(config, checkpoint)
+        if checkpoint:
+            notes += [f"changed since: {change}" for change in changes(config, checkpoint)]
         signals.close()  # the run has begun: it must leave its records however it ends
-        folder = make_folder(config, started_at, checkpoints, found, notes.append)
-        outputs = open_outputs(config, folder, started_at, found)
-        return outputs.close(*_trained(config, outputs, checkpoints, found, notes, signals, memory))
+        folder = make_folder(config, started_at, checkpoints, checkpoint, notes.append)
+        outputs = open_outputs(config, folder, started_at, checkpoint)
+        return outputs.close(*_trained(config, outputs, checkpoints, checkpoint, notes, signals, memory))
 
 
 def _trained(

@@ -1,7 +1,7 @@
-"""Workers are hurt in the middle of runs: what comes of it, and how soon.
+"""Injects worker failures into runs, and checks the outcome and its delay.
 
-`pytest tests/chaos` tries each way to fail once; with `--everywhere` every role is killed in every phase as well. A table
-of (role, phase) -> outcome and seconds is printed at the end.
+`pytest tests/chaos` tries each kind of failure once; `--everywhere` also kills every role in every phase. Prints a table of
+(role, phase) -> outcome and seconds at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A small run in which workers are hurt in chosen phases of chosen steps: `python victim.py JSON`.
+"""A small run with failures injected into chosen phases of chosen steps: `python victim.py JSON`.
 
-The JSON has `overrides`, and `attacks`: each with role ("critic-0", or one of SERVERS), phase, step and how (kill, hang,
-memory). Prints `hurt` and the seconds since the epoch at each; the run ends as any run of `launch/main.py` does.
+The JSON has `overrides` and `attacks`. An attack has role ("critic-0", or one of SERVERS), phase, step and how (kill, hang,
+memory). Prints `hurt` and the seconds since the epoch at each attack; the run ends like any run of `launch/main.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the component tests share: reward workers that end with their test, and functions that misbehave."""
+"""Fixtures of the component tests: reward workers that end with their test, and functions that misbehave."""
 
 from __future__ import annotations
 

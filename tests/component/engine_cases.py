@@ -1,4 +1,4 @@
-"""What the engine tests share: prompts, a model that every engine can run, and what the trainer says of a response."""
+"""Shared by the engine tests: prompts, a model that every engine can run, and the trainer's log-probs of a response."""
 
 from __future__ import annotations
 

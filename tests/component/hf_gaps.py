@@ -1,4 +1,4 @@
-"""How far what the hf engine says of its samples is from what a trainer says."""
+"""The gap between the hf engine's log-probs of its samples and a trainer's."""
 
 from __future__ import annotations
 

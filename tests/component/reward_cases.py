@@ -1,4 +1,4 @@
-"""What the tests of the reward role share: rollouts, samples, and functions that misbehave."""
+"""Shared by the tests of the reward role: rollouts, samples, and functions that misbehave."""
 
 from __future__ import annotations
 

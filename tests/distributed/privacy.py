@@ -1,4 +1,4 @@
-"""What others see of a private cluster: its sockets, its files, and a process that tries to join."""
+"""Access of other users to a private cluster: its sockets, its files, and a process that tries to join."""
 
 from __future__ import annotations
 

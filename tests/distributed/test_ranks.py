@@ -1,4 +1,4 @@
-"""Actor and critic on two Ray actors over gloo, at every ZeRO stage: they give what one rank gives."""
+"""Actor and critic on two Ray actors over gloo, at every ZeRO stage, give the results of one rank."""
 
 from __future__ import annotations
 

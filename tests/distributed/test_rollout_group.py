@@ -1,4 +1,4 @@
-"""Dispatch over replicas, with real Ray actors that sample nothing but take their time, or die."""
+"""Dispatch over replicas, with real Ray actors that only wait or die instead of sampling."""
 
 from __future__ import annotations
 

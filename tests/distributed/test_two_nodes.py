@@ -1,4 +1,4 @@
-"""Two Ray nodes on this machine: placement with invented GPUs, and a PPO run across two hosts."""
+"""Two Ray nodes on this machine: placement with fake GPUs, and a PPO run across two nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on their way from two ZeRO ranks to two replicas: what arrives is what a fresh engine would load."""
+"""Weight transfer from two ZeRO ranks to two replicas: the replicas receive the weights that a fresh engine would load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages as headless Chromium shows them."""
+"""Pages rendered by headless Chromium."""
 
 from __future__ import annotations
 

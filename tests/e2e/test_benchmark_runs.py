@@ -1,4 +1,4 @@
-"""The benchmark by its command, on the embedded task: two arms with one seed, and a seed that both have lost."""
+"""The benchmark command on the embedded task: two arms with one seed, and a seed that fails in both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The guides in `docs/`: every command and every block of Python on a page is run, on a small scale.
 
-Those for several hosts are run by `tests/distributed/test_two_nodes.py`.
+`tests/distributed/test_two_nodes.py` runs the commands for several hosts.
 """
 
 from __future__ import annotations

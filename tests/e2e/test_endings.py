@@ -1,4 +1,4 @@
-"""Runs that are told to end, or whose weights are ruined: what they leave is what a restart can rely on."""
+"""Runs that receive a signal to end, or whose weights become invalid, leave files that a restart can rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every algorithm of `conf/algo/` learns the embedded task; all in this process, without Ray."""
+"""Every algorithm of `conf/algo/` learns the embedded task, in this process and without Ray."""
 
 from __future__ import annotations
 

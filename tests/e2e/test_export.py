@@ -1,4 +1,4 @@
-"""The trained policy as a Hugging Face folder, and measuring a model by itself."""
+"""Export of the trained policy as a Hugging Face folder, and evaluation of a model without training."""
 
 from __future__ import annotations
 

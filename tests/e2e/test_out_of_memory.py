@@ -1,4 +1,4 @@
-"""A run that runs out of memory says what to set, and what it says can be followed."""
+"""A run that runs out of memory says which setting to change, and the change works."""
 
 from __future__ import annotations
 

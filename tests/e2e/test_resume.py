@@ -1,4 +1,4 @@
-"""Runs that end and go on: as if they had not ended."""
+"""Runs that end and resume give the same results as uninterrupted runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random batches with all that can go wrong in one: gaps, empty responses, unscored samples, uneven groups, poison."""
+"""Random batches with every irregularity: gaps, empty responses, unscored samples, uneven groups, NaN poison."""
 
 from __future__ import annotations
 

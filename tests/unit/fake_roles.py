@@ -1,4 +1,4 @@
-"""Roles that write down what they are asked, and a driver over them."""
+"""Fake roles that record their calls, and a driver over them."""
 
 from __future__ import annotations
 

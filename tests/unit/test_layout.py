@@ -1,4 +1,4 @@
-"""The traps of the layout: `platform/` is a namespace portion, import directions, what a wheel holds."""
+"""The layout: `platform/` as a namespace portion, import directions, the content of a wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small hand-made data for the unit tests."""
+"""Small hand-made batches for the unit tests."""
 
 from __future__ import annotations
 

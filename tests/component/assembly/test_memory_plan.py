@@ -1,4 +1,4 @@
-"""The micro-batch that a run chooses: from the memory there is, once, and what it advises where that was too much."""
+"""The micro-batch that a run chooses once, from the available memory, and the advice if it was too large."""
 
 from __future__ import annotations
 

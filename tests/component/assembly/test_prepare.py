@@ -1,4 +1,4 @@
-"""What a run refuses once it knows the model's folder and the data, before any role starts."""
+"""Checks of a run on its model folder and its data, before any role starts."""
 
 from __future__ import annotations
 

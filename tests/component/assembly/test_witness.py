@@ -1,4 +1,4 @@
-"""A process that ends without a word, as Ray ends it, and what its witness does then."""
+"""What the witness does when a run's process ends without a message, as when Ray ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that are said to be needed, against those that torch counts, and against arithmetic."""
+"""Estimated operations, compared with the operations that torch counts and with arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt tokens from real tokenizers: special tokens in front alone, chat templates applied once, overlong prompts."""
+"""Prompt tokens from real tokenizers: special tokens only at the front, chat templates applied once, overlong prompts."""
 
 from __future__ import annotations
 

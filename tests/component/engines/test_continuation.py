@@ -1,4 +1,4 @@
-"""The text of a response is what must be appended to its prompt's text to give the text of both."""
+"""Appending the text of a response to the text of its prompt gives the text of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hf engine samples from the policy that is trained, whatever the model does with a cache and with padding."""
+"""The hf engine samples from the trained policy, whatever the model does with a cache and with padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the hf engine's own: waves, left padding, and how it draws a token. The contract is in test_engines.py."""
+"""Behaviour specific to the hf engine: waves, left padding, and sampling of a token. test_engines.py has the contract."""
 
 from __future__ import annotations
 

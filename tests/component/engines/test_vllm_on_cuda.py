@@ -1,4 +1,4 @@
-"""What the vllm engine asks of vLLM on CUDA, with a stand-in for vLLM: no GPU is needed, nor vLLM."""
+"""The calls of the vllm engine to vLLM on CUDA, with a fake vLLM: the tests need neither a GPU nor vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The set-up leaves an environment in which every engine imports."""
+"""The setup leaves an environment in which every engine can be imported."""
 
 from __future__ import annotations
 

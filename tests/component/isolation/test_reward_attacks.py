@@ -1,4 +1,4 @@
-"""Reward functions that reach for the channel, the limits and the processes around them: each costs its own sample."""
+"""Reward functions that attack the channel, the limits and the processes around them: each costs only its own sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward functions that ask others: transient errors are tried again, and async functions run beside each other."""
+"""Reward functions that call other services: transient errors are retried, and async functions run concurrently."""
 
 from __future__ import annotations
 

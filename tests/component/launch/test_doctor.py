@@ -1,4 +1,4 @@
-"""The doctor's findings: on this machine, and on ones with something wrong."""
+"""The doctor's findings, on this machine and on machines with a problem."""
 
 from __future__ import annotations
 
@@ -89,4 +89,4 @@ def test_code_that_fails_shows_its_last_line() -> None:
 
 def test_code_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "TRY_TIMEOUT_S", 1)
-    assert doctor._tried("x", "import time; time.sleep(60)", "").found == "no end after 1 s"
+    assert doctor._tried("x", "import time; time.sleep(60)", "").found == "still running after 1 s"

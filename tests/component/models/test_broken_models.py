@@ -1,4 +1,4 @@
-"""Folders of models whose files hold something else: what reads them says so, and names the folder."""
+"""Model folders with invalid files: every reader reports the problem and names the folder."""
 
 from __future__ import annotations
 

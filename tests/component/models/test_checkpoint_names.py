@@ -1,4 +1,4 @@
-"""An engine that reads the names of checkpoints gets them, however the trainer cuts the weights into buckets."""
+"""An engine that expects checkpoint names gets them, however the trainer splits the weights into buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model is scored alike in training and evaluation mode, or refused with the modules that differ."""
+"""A model gives equal scores in training and evaluation mode, or is refused with the names of the modules that differ."""
 
 from __future__ import annotations
 

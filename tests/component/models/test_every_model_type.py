@@ -1,4 +1,4 @@
-"""What is said of models holds for every causal model type of transformers that can be built small."""
+"""The guarantees about models hold for every causal model type of transformers that has a small version."""
 
 from __future__ import annotations
 

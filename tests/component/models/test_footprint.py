@@ -1,4 +1,4 @@
-"""What a role's memory is said to be, against arithmetic on its tensors."""
+"""The reported memory of a role, compared with arithmetic on its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with files of their own: what is trained can be exported, with all that came with the base model as it was."""
+"""Models with additional files: a trained model can be exported with all files of the base model unchanged."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path, capfd: py
     train(tmp_path, "model.trust_remote_code=true")
     asked = [f"checkpoint={tmp_path}/r/checkpoints", f"to={tmp_path}/out"]
     assert export.main(asked) == 2
-    assert "If the model has code of its own, set trust_remote_code=true" in capfd.readouterr().err
+    assert "If the model has custom code, set trust_remote_code=true" in capfd.readouterr().err
     assert export.main([*asked, "trust_remote_code=true"]) == 0
     assert all((tmp_path / "out" / name).read_text() == content for name, content in CODE.items())
     again = json.loads((tmp_path / "out" / "config.json").read_text())

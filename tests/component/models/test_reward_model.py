@@ -1,4 +1,4 @@
-"""A reward model gives a text the same score alone and in any batch, read at the text's own last token."""
+"""A reward model's score of a text is read at the text's last token and does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_wrong_models_and_long_texts_are_refused(model: RewardModel, path: str, 
     one = Qwen2Config.from_pretrained(path)
     PreTrainedTokenizerFast.from_pretrained(path).save_pretrained(tmp_path / "lm")
     Qwen2ForCausalLM(one).save_pretrained(tmp_path / "lm")
-    with pytest.raises(ValueError, match=r"no trained reward model: its checkpoint lacks score\.weight"):
+    with pytest.raises(ValueError, match=r"not a trained reward model: its checkpoint lacks score\.weight"):
         RewardModel(str(tmp_path / "lm"))
     with pytest.raises(ValueError, match="takes 64 tokens, but a text has 65"):
         model.score(["7" * 65])

@@ -1,4 +1,4 @@
-"""What a critic starts from: a zero head or a reward model's, on a body of its own size."""
+"""The start of a critic: with a zero head or a reward model's head, on a body of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real loop, every role in this process: what must hold from the first update on."""
+"""Properties that hold from the first update on, in the real loop with every role in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variance of the gradient, from two halves of a batch."""
+"""The variance of the gradient, estimated from two halves of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes are said to need, against what torch's allocator hands out in real passes of the workers."""
+"""The estimated memory of passes, compared with torch's allocations in real passes of the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward role with real processes: what scores are made of, and callers of every kind."""
+"""The reward role with real processes: the parts of scores, and callers of every kind."""
 
 from __future__ import annotations
 

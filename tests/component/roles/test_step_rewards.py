@@ -1,4 +1,4 @@
-"""Rewards of steps: where the tokens of a response end in its text, and which token a step's reward goes to."""
+"""Step rewards: where the tokens of a response end in its text, and which token gets the reward of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk and in an object store: whole or not there, however writing ended."""
+"""Checkpoints on disk and in an object store: complete or absent, however writing ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints from elsewhere: nothing in them is trusted, whatever reads them."""
+"""Checkpoints from untrusted sources: no reader trusts their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run at a time writes checkpoints into a place, on a disk and in an object store, however the other has ended."""
+"""Only one run at a time writes checkpoints into a place, on disk or in an object store, however the other run ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers in processes of their own: what they are given, and that none of them can hurt the run."""
+"""Trackers in separate processes: the data they receive, and that no tracker can disturb the run."""
 
 from __future__ import annotations
 

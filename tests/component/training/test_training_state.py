@@ -1,4 +1,4 @@
-"""The state of a model under training: saved and taken up again, training goes on as if nothing had been."""
+"""The state of a model under training: after saving and loading, training continues as if uninterrupted."""
 
 from __future__ import annotations
 

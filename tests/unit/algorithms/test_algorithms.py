@@ -1,4 +1,4 @@
-"""The algorithms as data: what the loop may ask of a record."""
+"""The algorithms as data: the fields of a record that the loop uses."""
 
 from __future__ import annotations
 

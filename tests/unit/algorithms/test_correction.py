@@ -1,4 +1,4 @@
-"""Importance weights of trainer against sampler: bounded, masked, and what is said of them."""
+"""Importance weights of trainer against sampler: bounds, masks and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From scored samples to training batches: the KL penalty, both estimators, whitening, mini-batches."""
+"""From scored samples to training batches: KL penalty, both estimators, whitening, mini-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KL estimators: values, gradients, what their expected gradient is, and what happens far out."""
+"""KL estimators: values, gradients, expected gradients, and extreme inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy and value losses, and how token losses become one number."""
+"""Policy and value losses, and the aggregation of token losses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What must not change the gradient of any objective: how a mini-batch is cut into micro-batches and ranks, padding, order.
-And what must stay finite."""
+"""Invariances of every objective's gradient: the split of a mini-batch into micro-batches and ranks, padding, order. Also
+tests that values stay finite."""
 
 from __future__ import annotations
 

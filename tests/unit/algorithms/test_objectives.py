@@ -1,4 +1,4 @@
-"""The objectives of actor and critic, on a small model: every cut of a mini-batch gives the same gradient, and nothing
+"""The objectives of actor and critic on a small model: every split of a mini-batch gives the same gradient, and no value
 outside the mask is read, not even in the backward pass."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Every estimator and every objective against a float64 reference written from the papers, on random batches with gaps,
-empty responses, unscored samples, uneven groups and poison wherever nothing may be read."""
+empty responses, unscored samples, uneven groups, and NaN poison in all values that must not be read."""
 
 from __future__ import annotations
 

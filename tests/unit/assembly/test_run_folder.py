@@ -1,4 +1,4 @@
-"""The folder of a run: never one that holds results."""
+"""The folder of a run: a folder with other results is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the loop that a checkpoint holds: taken up, or told with its file and field."""
+"""The loop state in a checkpoint: restored, or refused with the names of file and field."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_a_driver_keeps_is_taken_up() -> None:
         ({"leftover": {}}, r"driver\.json: field 'leftover' is an object"),
         ({"leftover": [{"group_id": 1}]}, r"driver\.json does not hold what tandem writes: KeyError"),
         ({"reward_moments": []}, r"driver\.json does not hold what tandem writes: IndexError"),
-        ({"data": "other"}, "was written over .* training prompts"),
+        ({"data": "other"}, "was written with .* training prompts"),
     ],
 )
 def test_a_loop_of_another_shape_is_told(changes: dict[str, Any], said: str) -> None:

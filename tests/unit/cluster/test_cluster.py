@@ -1,4 +1,4 @@
-"""Finding CPUs, and addresses at which no Ray answers."""
+"""The number of usable CPUs, and addresses at which no Ray answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device a rank uses: the one Ray gave it, however much of the node it can see."""
+"""A rank uses the device that Ray assigned, however many devices of the node it can see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that roles on other nodes read: which content counts as the same, and what is said of one that differs."""
+"""Files that roles on other nodes read: when their content counts as equal, and the errors if it differs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ VERSIONS = {"torch": "2.13.0", "ray": "2.56.1"}
             None,
             "reward.function: /shared/mine.py does not exist on node 10.0.0.2, which runs reward. Put it at the same path",
         ),
-        ("b", "reward.function: /shared/mine.py has other content on node 10.0.0.2, which runs reward, than where the run"),
+        ("b", "reward.function: /shared/mine.py has other content on node 10.0.0.2, which runs reward, than on the node"),
     ],
 )
 def test_a_node_that_lacks_a_file_is_named(there: str | None, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Which rank sits in which bundle, with how much of it, and what is said when it cannot fit."""
+"""The bundle and share of each rank, and the messages for placements that do not fit."""
 
 from __future__ import annotations
 

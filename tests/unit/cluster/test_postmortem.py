@@ -1,4 +1,4 @@
-"""What is read of the log of a worker that died."""
+"""The parts of a dead worker's log that are read."""
 
 from __future__ import annotations
 

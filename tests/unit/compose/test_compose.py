@@ -1,4 +1,4 @@
-"""The command line: what becomes of it, and how mistakes are answered."""
+"""The command line: the resulting configuration, and the messages for mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A .jsonl and a .parquet file of the same rows give the same plain values, and what cannot be used is named."""
+"""A .jsonl and a .parquet file of the same rows give the same plain values, and errors name unusable rows."""
 
 from __future__ import annotations
 

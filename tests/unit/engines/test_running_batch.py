@@ -1,4 +1,4 @@
-"""One engine shared by threads: one batch, one thread at a time, and every result or error with its owner."""
+"""One engine shared by threads: one batch, one thread at a time, and each thread gets its own results and errors."""
 
 from __future__ import annotations
 

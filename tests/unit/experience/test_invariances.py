@@ -1,4 +1,4 @@
-"""What must not change an advantage: padding, order, duplicates, neighbours, gaps; and what must always give exactly 0."""
+"""Invariances of advantages: padding, order, duplicates, neighbours, gaps; and cases with an advantage of exactly 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts over ranks and into micro-batches."""
+"""Partitions of batches over ranks and into micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose files hold something else: every command says which file and what is wrong, and shows the other runs."""
+"""Runs with invalid files: every command names the file and the problem, and shows the other runs."""
 
 from __future__ import annotations
 

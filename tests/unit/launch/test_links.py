@@ -1,4 +1,4 @@
-"""Names and links that lead out of a run's folder: none is followed, by what reads and by what writes."""
+"""Names and links that lead out of a run's folder: neither readers nor writers follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's folder holds, or a message quotes, cannot steer a terminal or become a part of a page."""
+"""Content of a run's folder, or quoted in a message, cannot control a terminal or inject markup into a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alarms: each speaks once, when its numbers have been wrong for long enough."""
+"""Alarms: each warns once, when its metrics have been wrong for long enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: what it asks of the roles, and in which order. The roles here only write down what they are asked."""
+"""The loop: its calls to the roles and their order. The roles here only record their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation reports of greedy and of sampled responses."""
+"""The metrics that an evaluation reports for greedy and for sampled responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flat metrics from the data of a step."""
+"""Flat metrics computed from the data of a step."""
 
 from __future__ import annotations
 

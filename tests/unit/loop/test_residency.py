@@ -1,4 +1,4 @@
-"""Who is moved when, where engines and trained models share a device."""
+"""When engines and trained models move on and off a device that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: by hand, beside those of transformers, and at their ends."""
+"""Learning-rate schedules, compared with hand-worked values and with transformers, and at their ends."""
 
 from __future__ import annotations
 

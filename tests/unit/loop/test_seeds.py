@@ -1,4 +1,4 @@
-"""Random streams and checksums that every process computes alike."""
+"""Random streams and checksums that are equal in every process."""
 
 from __future__ import annotations
 

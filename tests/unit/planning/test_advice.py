@@ -1,4 +1,4 @@
-"""Every piece of advice that a message about settings gives can be followed: it is accepted, and the message is gone."""
+"""All advice in messages about settings works: the changed settings are accepted, and the message disappears."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which micro-batch the memory there is allows: hand-made needs, expected numbers worked out by hand."""
+"""The micro-batch that fits into the available memory, for invented needs and hand-worked results."""
 
 from __future__ import annotations
 

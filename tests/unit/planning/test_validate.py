@@ -1,4 +1,4 @@
-"""Cross-checks of the configuration: what is refused, with which words, and what is only warned of."""
+"""Cross-checks of the configuration: errors with their messages, and warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl, summary.json and samples/, written so that nothing done is lost."""
+"""metrics.jsonl, summary.json and samples/ are written so that no finished step is lost."""
 
 from __future__ import annotations
 

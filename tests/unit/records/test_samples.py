@@ -1,4 +1,4 @@
-"""The samples that a run keeps to be looked at."""
+"""The samples that a run keeps for inspection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Grading: a corpus of answers as models write them, and what bounds the work.
+r"""Grading: a corpus of answers as models write them, and limits on the work.
 
 `answers/right.txt` and `answers/wrong.txt` hold a gold and an answer per line, `gold | answer`.
 """

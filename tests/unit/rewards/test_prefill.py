@@ -1,4 +1,4 @@
-"""When a last message of the assistant gives the answer, and when it is the beginning of a response."""
+"""Whether a final assistant message contains the answer or is the beginning of a response."""
 
 from __future__ import annotations
 

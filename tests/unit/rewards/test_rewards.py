@@ -1,4 +1,4 @@
-"""Built-in reward functions, how a user's are loaded, and what a returned value means."""
+"""Built-in reward functions, loading of user functions, and the meaning of returned values."""
 
 from __future__ import annotations
 

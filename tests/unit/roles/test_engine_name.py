@@ -1,4 +1,4 @@
-"""Which engine `rollout.engine` means, and what is said where it cannot be."""
+"""The engine that `rollout.engine` selects, and the error if it is not installed."""
 
 from __future__ import annotations
 

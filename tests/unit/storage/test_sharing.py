@@ -1,4 +1,4 @@
-"""Who may read what is written."""
+"""The permissions of written files."""
 
 from __future__ import annotations
 

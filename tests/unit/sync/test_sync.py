@@ -1,4 +1,4 @@
-"""Weights on their way: which transport, and how a bucket becomes one run of bytes."""
+"""Weight transfer: the choice of transport, and the packing of a bucket into one block of bytes."""
 
 from __future__ import annotations
 

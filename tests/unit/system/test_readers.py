@@ -1,4 +1,4 @@
-"""Records as types: whatever a file holds, its reader gives the type or an error with file, line and field."""
+"""Typed readers: for any file content, a reader returns the type or an error with file, line and field."""
 
 from __future__ import annotations
 

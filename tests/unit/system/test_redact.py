@@ -1,4 +1,4 @@
-"""Secrets stay out of what is written."""
+"""Secrets stay out of written files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line of progress says."""
+"""The content of progress lines."""
 
 from __future__ import annotations
 

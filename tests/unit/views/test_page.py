@@ -1,4 +1,4 @@
-"""The page of a run, from the files of a folder."""
+"""The report of a run, built from the files of a folder."""
 
 from __future__ import annotations
 

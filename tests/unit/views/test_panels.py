@@ -1,4 +1,4 @@
-"""What is charted, by the settings of a run."""
+"""The charts of a run, determined by its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The palettes of pages: text can be read on them, in the light and in the dark."""
+"""The palettes of pages: text is readable in light and dark mode."""
 
 from __future__ import annotations
 
