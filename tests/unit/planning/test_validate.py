@@ -229,7 +229,7 @@ def test_inline_has_one_rank_per_role(key: str) -> None:
 
 def test_inline_joins_no_cluster() -> None:
     text = refused(cluster__name="inline", cluster__address="10.0.0.1:6379")
-    assert "it cannot join cluster.address=10.0.0.1:6379" in text
+    assert "cannot join cluster.address=10.0.0.1:6379" in text
 
 
 def test_settings_that_are_not_read_are_warned_of() -> None:
@@ -241,7 +241,7 @@ def test_settings_that_are_not_read_are_warned_of() -> None:
 
 def test_a_reward_function_may_not_hide_a_metric() -> None:
     assert "the metric reward/mean is reserved" in refused(reward__function="own.py:mean")
-    assert "reward/unscorable_error means" in refused(reward__function="own.py:unscorable_error")
+    assert "reward/unscorable_error is reserved" in refused(reward__function="own.py:unscorable_error")
     assert validate(config(reward__function="own.py:meaning")) == []
 
 

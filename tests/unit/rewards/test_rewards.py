@@ -325,8 +325,8 @@ def test_load_function(tmp_path: Path) -> None:
         f"{tmp_path}/no.py:half": "does not exist",
         f"{file}:whole": "defines no 'whole'",
         f"{file}:number": "is of type int, not a function",
-        f"{file}:": "named as path.py:name",
-        str(file): "named as path.py:name",
+        f"{file}:": "given as path.py:name",
+        str(file): "given as path.py:name",
     }.items():
         with pytest.raises(RewardError, match=message):
             load_function(spec)
