@@ -78,12 +78,12 @@ def _estimator(config: Config, algorithm: Algorithm, given: Collection[str]) -> 
 def _unread(
     chosen: str,
     parts: Mapping[str, Estimator | Objective],
-    own: Estimator | Objective,
+    active: Estimator | Objective,
     given: Collection[str],
     more: Collection[str],
 ) -> Iterator[str]:
     """Yields user settings that the chosen part does not read although other parts do, or that are in or below `more`."""
-    unread = {key for part in parts.values() for key in part.reads if key not in own.reads} | set(more)
+    unread = {key for part in parts.values() for key in part.reads if key not in active.reads} | set(more)
     for key in sorted(given):
         if any(key == name or key.startswith(name + ".") for name in unread):
             yield f"{key} is set, but {chosen} does not read it. Remove it, or change {chosen.partition('=')[0]}"
