@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tandem.launch.assembly.facts import about
+from tandem.launch.assembly.identity import about
 from tandem.launch.assembly.versions import versions
 from tandem.launch.compose.settings_file import as_yaml
 from tandem.launch.storage.checkpoint import Checkpoint

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from tandem.platform.config.schema import Config, ConfigError
+from tandem.platform.data.prompt_source import PromptSource, as_prompt
 from tandem.platform.data.prompts import EncodedRow, EncodedRows, encode_rows
 from tandem.platform.data.rows import DataError, DataOrder, Row, read_rows
-from tandem.platform.data.source import PromptSource, as_prompt
 from tandem.platform.data.tasks import load_task
 from tandem.platform.experience.batch import Prompt
 from tandem.platform.loop.evaluate import Evaluation

@@ -15,7 +15,7 @@ from tandem.platform.loop.protocols import Roles
 from tandem.workers.cluster.node_files import check_nodes
 from tandem.workers.cluster.placement import sorted_by_node
 from tandem.workers.cluster.runtime import Rank, process_id
-from tandem.workers.groups.calls import Watch
+from tandem.workers.groups.ranks import Watch
 from tandem.workers.groups.weights import WeightChannel
 from tandem.workers.roles.rollout import ENGINES, engine_name
 from tandem.workers.sync.transports import choose_transport
@@ -114,7 +114,7 @@ class RayRoles:
 
     def _spawn_all(self, name: str) -> tuple[list[Any], list[Any]]:
         """Creates the ranks of a role; returns pending calls for their process ids and for `start`."""
-        from tandem.workers.groups.calls import Ranks
+        from tandem.workers.groups.ranks import Ranks
 
         cluster, spawned = self.config.cluster, [self._spawn(name, rank) for rank in range(len(self.placement.of(name)))]
         handles, homes = [handle for handle, _ in spawned], [home for _, home in spawned]
@@ -141,7 +141,7 @@ class RayRoles:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from tandem.workers.groups.calls import Home
+        from tandem.workers.groups.ranks import Home
         from tandem.workers.groups.rollouts import QUEUED
 
         slots = self.placement.of(name)

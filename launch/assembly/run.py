@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem.launch.assembly import prepare
-from tandem.launch.assembly.facts import for_trackers
 from tandem.launch.assembly.folder import folder_of, make_folder, name_run
+from tandem.launch.assembly.identity import for_trackers
 from tandem.launch.assembly.memory_plan import MemoryPlan, advice, settle
 from tandem.launch.assembly.resume import Saver, changes, check_critic, checkpoints_of, restore
 from tandem.launch.assembly.roles import inline_roles, inline_workers

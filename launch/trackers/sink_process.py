@@ -16,7 +16,7 @@ from tandem.platform.system.terminal import say
 
 
 class Tracker(Protocol):
-    """A tracker of runs, created from the facts of the run; see `facts.for_trackers`."""
+    """A tracker of runs, created from the facts of the run; see `identity.for_trackers`."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Logs the record of a step."""

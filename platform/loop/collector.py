@@ -18,7 +18,7 @@ import torch
 
 from tandem.platform.algorithms.registry import Algorithm
 from tandem.platform.config.schema import Config
-from tandem.platform.data.source import PromptSource
+from tandem.platform.data.prompt_source import PromptSource
 from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score
 from tandem.platform.loop.group import Group, group_from_json, group_to_json, rollouts_of, samples_in, scores_of
 from tandem.platform.loop.protocols import Roles, Sampling

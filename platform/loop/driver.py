@@ -16,7 +16,7 @@ from tandem.platform.algorithms.credit import credit, epochs, halves
 from tandem.platform.algorithms.kl import KLController
 from tandem.platform.algorithms.registry import Algorithm
 from tandem.platform.config.schema import Config
-from tandem.platform.data.source import PromptSource
+from tandem.platform.data.prompt_source import PromptSource
 from tandem.platform.experience.batch import Inferred, RolloutBatch, TrainBatch
 from tandem.platform.experience.metrics import Metrics
 from tandem.platform.loop import metrics as measure

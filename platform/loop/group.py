@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tandem.platform.data.source import PromptSource
+from tandem.platform.data.prompt_source import PromptSource
 from tandem.platform.experience.batch import Prompt, Rollout, Score, StopReason
 
 

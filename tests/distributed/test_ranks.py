@@ -14,8 +14,8 @@ from tandem.platform.config.schema import ActorConfig, AlgoConfig, ClusterConfig
 from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
 from tandem.platform.loop.metrics import reduce_totals
 from tandem.workers.cluster.runtime import Rank
-from tandem.workers.groups.calls import Home, Ranks
 from tandem.workers.groups.facades import ActorGroup, CriticGroup, kill
+from tandem.workers.groups.ranks import Home, Ranks
 from tandem.workers.roles.actor import ActorSpec, ActorWorker
 from tandem.workers.roles.critic import CriticSpec, CriticWorker
 

@@ -13,8 +13,8 @@ from tandem.platform.config.schema import ClusterConfig
 from tandem.platform.experience.batch import Prompt, Rollout, StopReason
 from tandem.platform.loop.protocols import Sampling, WeightSyncError
 from tandem.workers.cluster.postmortem import WorkerFailed
-from tandem.workers.groups import calls
-from tandem.workers.groups.calls import Home, Ranks, WorkerDied
+from tandem.workers.groups import ranks as ranks_module
+from tandem.workers.groups.ranks import Home, Ranks, WorkerDied
 from tandem.workers.groups.rollouts import RolloutGroup
 from tandem.workers.sync.transports import Sent
 
@@ -168,7 +168,7 @@ def test_a_watched_rank_that_dies_meanwhile_ends_the_wait(tmp_path: Any, monkeyp
     """A trainer's rank, say, while replicas sample for minutes."""
     import ray
 
-    monkeypatch.setattr(calls, "LOOK_S", 0.5)
+    monkeypatch.setattr(ranks_module, "LOOK_S", 0.5)
     group = make(tmp_path)
     bystander = ray.remote(num_cpus=0)(replica_class()).remote(9, str(tmp_path))
     ray.get(bystander.memory.remote())

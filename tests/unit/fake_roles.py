@@ -12,9 +12,9 @@ from unit_batches import make_rollout
 
 from tandem.platform.algorithms.registry import resolve
 from tandem.platform.config.schema import Config
+from tandem.platform.data.prompt_source import PromptSource
 from tandem.platform.data.prompts import EncodedRow
 from tandem.platform.data.rows import DataOrder, Row
-from tandem.platform.data.source import PromptSource
 from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch, Values
 from tandem.platform.loop.driver import Driver, StepResult
 from tandem.platform.loop.evaluate import Evaluation

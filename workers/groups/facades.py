@@ -13,7 +13,7 @@ from tandem.platform.experience.batch import Rollout, RolloutBatch, Score, Train
 from tandem.platform.experience.partition import balance
 from tandem.platform.loop.metrics import add_totals
 from tandem.platform.loop.protocols import Facts, Totals
-from tandem.workers.groups.calls import Home, Ranks, WorkerDied
+from tandem.workers.groups.ranks import Home, Ranks, WorkerDied
 from tandem.workers.groups.weights import WeightChannel
 from tandem.workers.sync.transports import ObjectStore
 

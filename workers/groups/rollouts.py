@@ -16,8 +16,8 @@ from typing import Any
 from tandem.platform.experience.batch import Prompt, Rollout
 from tandem.platform.loop.protocols import Sampling
 from tandem.workers.cluster.postmortem import WorkerFailed
-from tandem.workers.groups.calls import Home, Ranks, WorkerDied
 from tandem.workers.groups.facades import ActorGroup, kill
+from tandem.workers.groups.ranks import Home, Ranks, WorkerDied
 from tandem.workers.groups.weights import WeightChannel
 from tandem.workers.sync.checksums import compare_checksums
 

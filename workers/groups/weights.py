@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.workers.groups.calls import Ranks
+from tandem.workers.groups.ranks import Ranks
 from tandem.workers.sync.transports import Channel
 
 

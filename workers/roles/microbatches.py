@@ -12,12 +12,17 @@ from tandem.platform.experience.batch import RolloutBatch, TrainBatch, real_toke
 from tandem.platform.experience.partition import microbatches
 from tandem.workers.training.backend import TrainerBackend
 
-Scorer = Callable[[Callable[..., Any], RolloutBatch], Tensor]
+TokenPass = Callable[[Callable[..., Any], RolloutBatch], Tensor]
 """(forward pass, micro-batch on the device) -> (rows, columns) of numbers, on the token axis."""
 
 
 def infer_rows(
-    forward: Callable[..., Any], batch: RolloutBatch, device: torch.device, max_tokens: int, score: Scorer, passes: int = 0
+    forward: Callable[..., Any],
+    batch: RolloutBatch,
+    device: torch.device,
+    max_tokens: int,
+    score: TokenPass,
+    passes: int = 0,
 ) -> Tensor:
     """`score` of every row: (B, T) float32 on the CPU, 0 in the padding. Runs at least `passes` forward passes."""
     width = batch.tokens.shape[1]
@@ -34,7 +39,7 @@ def infer_rows(
     return result
 
 
-def infer(backend: TrainerBackend, batch: RolloutBatch, max_tokens: int, score: Scorer) -> Tensor:
+def infer(backend: TrainerBackend, batch: RolloutBatch, max_tokens: int, score: TokenPass) -> Tensor:
     """`infer_rows` on a training backend, whose ranks must run the same number of passes."""
     passes = backend.agree(len(microbatches(batch.lengths.tolist(), max_tokens)))
     return infer_rows(backend.forward, batch, backend.device, max_tokens, score, passes)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.launch.assembly.facts import for_trackers
+from tandem.launch.assembly.identity import for_trackers
 from tandem.launch.trackers import sinks as module
 from tandem.launch.trackers.sink_process import TRACKERS
 from tandem.launch.trackers.sinks import Sink, Sinks

@@ -11,9 +11,9 @@ from unit_batches import make_rollout
 
 from tandem.platform.algorithms.registry import resolve
 from tandem.platform.config.schema import Config, RewardConfig
+from tandem.platform.data.prompt_source import PromptSource
 from tandem.platform.data.prompts import EncodedRow
 from tandem.platform.data.rows import DataOrder, Row
-from tandem.platform.data.source import PromptSource
 from tandem.platform.experience.batch import Prompt, Rollout, Score
 from tandem.platform.loop.collector import Collected, Collector, NoSignal
 from tandem.platform.loop.protocols import Roles, Sampling
