@@ -279,7 +279,7 @@ def test_a_model_that_cannot_be_loaded_leaves_no_processes(tmp_path: Path, monke
     with pytest.raises(ConfigError, match=r"missing cannot be loaded: there is no such folder"):
         RewardWorker(RewardConfig(functions={"exact_match": 1.0}, model=str(tmp_path / "missing")))
     assert closed[0]._pool is not None
-    assert closed[0]._pool.pids() == []
+    assert closed[0]._pool._children == set()
 
 
 def test_a_rank_picks_its_own_device(path: str) -> None:
