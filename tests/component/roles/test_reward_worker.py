@@ -218,9 +218,9 @@ def test_what_a_reward_actor_is_sent_imports_no_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-    from tandem.launch.assembly import roles
+    from tandem.launch.assembly import ray_roles
 
-    assert roles.process_id.__module__ == "tandem.workers.cluster.runtime"
+    assert ray_roles.process_id.__module__ == "tandem.workers.cluster.runtime"
 
 
 # The verifier of held-out accuracy
