@@ -33,6 +33,7 @@ def test_a_plain_number_copied_at_construction_is_cleared(tmp_path: Path) -> Non
         assert layers
         assert all(module.dropout == 0 for module in layers)
         check_passes(model, CPU, "the model")
+    config.layerdrop = 0.0  # a layer that is left out in one pass alone has no partner to compare with
     with pytest.raises(ConfigError, match=r"two passes in training mode differ.*layers\.\d"):
         check_passes(OPTForCausalLM(config), CPU, "the model")
 
