@@ -224,8 +224,8 @@ def test_evaluation_leaves_training_alone_and_is_told_with_its_step(tiny_path: s
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (["run.seed=1"], r"written with run\.seed=0, this run has 1"),
-        (["data.prompts_per_step=2"], r"data\.prompts_per_step=4, this run has 2"),
+        (["run.seed=1"], r"written with run\.seed=0, but this run has 1"),
+        (["data.prompts_per_step=2"], r"data\.prompts_per_step=4, but this run has 2"),
         (["adv_estimator=gae"], "has no critic, but adv_estimator needs one"),
         (["checkpoint.resume=never"], "holds a run already"),
         (["checkpoint.resume=missing/step-000002"], "missing/step-000002 is not a complete checkpoint"),
