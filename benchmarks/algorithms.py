@@ -1,4 +1,4 @@
-"""Trains the embedded task with every algorithm of `conf/algo/`: a table of accuracy before and after, and a figure.
+"""Trains the embedded task with every algorithm of `conf/algo/`. Writes a table of accuracy before and after, and a figure.
 
 python benchmarks/algorithms.py       # all, 40 steps, seeds 0, 1, 2; writes algorithms.md and .svg in benchmarks/results/
 python benchmarks/algorithms.py --algos rloo opo --seeds 3 --out /tmp/algorithms.md -- run.steps=80
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from learning import ROOT, Run, train
 
-from tandem.launch.compose import config_groups
-from tandem.platform.terminal import say
+from tandem.launch.compose.compose import config_groups
+from tandem.platform.system.terminal import say
 
 SEEDS = [0, 1, 2]
 SHORT = ["run.steps=40", "cluster=inline"]
 ENOUGH = ["critic.warmup_steps=5"]
-"""Forty steps leave no room for the fifty of VAPO in which its critic learns alone."""
+"""VAPO's 50 steps of critic warmup do not fit into 40 steps."""
 
 
 def overrides_of(algo: str) -> list[str]:
-    """What is set beside `algo=` in a short run."""
+    """The settings of a short run besides `algo=`."""
     return SHORT + (ENOUGH if algo == "vapo" else [])
 
 
@@ -42,7 +42,7 @@ def row(algo: str, runs: list[Run]) -> str:
 
 
 def figure(runs: dict[str, list[Run]], path: Path) -> None:
-    """From the accuracy before to that after: a line per algorithm, a dot per seed."""
+    """Draws accuracy before and after training: a line per algorithm, a dot per seed."""
     from matplotlib import pyplot
 
     pyplot.rcParams["svg.hashsalt"] = "tandem"
@@ -85,8 +85,8 @@ def main() -> None:
     runs: dict[str, list[Run]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for algo in options.algos:
-            own = [*overrides_of(algo), *options.overrides]
-            runs[algo] = [train(algo, seed, Path(folder), own) for seed in options.seeds]
+            overrides = [*overrides_of(algo), *options.overrides]
+            runs[algo] = [train(algo, seed, Path(folder), overrides) for seed in options.seeds]
             lines.append(row(algo, runs[algo]))
             say(lines[-1])
     options.out.write_text("\n".join(lines) + "\n")

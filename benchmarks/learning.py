@@ -1,4 +1,4 @@
-"""Trains the embedded task with each algorithm and seed: a table of accuracy, seconds and critic cost, and a figure.
+"""Trains the embedded task with each algorithm and seed. Writes a table of accuracy, seconds and critic cost, and a figure.
 
 python benchmarks/learning.py         # ppo and grpo, seeds 0, 1, 2; writes learning.md and .svg in benchmarks/results/
 python benchmarks/learning.py --algos ppo --seeds 3 --out /tmp/learning.md -- run.steps=100
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tandem.platform.records import Record, Summary, read_metrics, read_summary
-from tandem.platform.terminal import say
+from tandem.platform.records.recorder import Record, Summary, read_metrics, read_summary
+from tandem.platform.system.terminal import say
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGOS, SEEDS = ["ppo", "grpo"], [0, 1, 2]
@@ -29,7 +29,7 @@ STYLES = {"ppo": "-o", "grpo": "--s"}
 
 @dataclass(frozen=True)
 class Run:
-    """What one run left."""
+    """The records of one run."""
 
     algo: str
     seed: int
@@ -45,14 +45,14 @@ class Run:
         return self.accuracy()[0][1], self.accuracy()[-1][1]
 
     def median(self, *keys: str) -> float:
-        """Median over the training steps, the first ten left out, of the sum of some metrics."""
+        """Median over training steps, without the first ten, of the sum of the metrics `keys`."""
         return statistics.median(
             sum(step.get(key) or 0.0 for key in keys) for step in self.steps if (step["step"] or 0) > 10
         )
 
 
 def train(algo: str, seed: int, folder: Path, overrides: list[str]) -> Run:
-    """One run by the command users type."""
+    """Runs the training command as a user would."""
     name = f"{algo}-{seed}"
     command = [
         sys.executable,
@@ -80,7 +80,7 @@ def row(run: Run) -> str:
 
 
 def figure(runs: list[Run], path: Path) -> None:
-    """Accuracy by training step: a thin line per seed, a thick one for the mean."""
+    """Draws accuracy by training step: a thin line per seed, a thick line for the mean."""
     from matplotlib import pyplot
 
     pyplot.rcParams["svg.hashsalt"] = "tandem"

@@ -1,12 +1,12 @@
-"""Memory of training and scoring passes as the plan predicts it, beside what real passes of the workers need.
+"""Compares the memory plan's prediction for training and scoring passes with the memory that real passes need.
 
 python benchmarks/memory_plan.py      # on this machine's CPU; writes benchmarks/results/memory_plan.md
 python benchmarks/memory_plan.py --out /tmp/memory.md
 
-Every row is a fresh process with one thread: the worker of the role, a model of random weights, one update and one scoring
-pass over one micro-batch. `allocator` is the peak of torch's own count of what it has handed out, `resident` that of the
-process, less what it had before the pass: the C library keeps pieces of less than 32 MiB that were given back, which small
-models show most.
+Every row is a fresh process with one thread: the worker of the role, a model with random weights, and one update or scoring
+pass over one micro-batch. `allocator` is the peak of bytes allocated by torch. `resident` is the peak resident memory of
+the process minus its memory before the pass. It includes freed blocks of less than 32 MiB, which the C library keeps;
+their share is largest for small models.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
-from tandem.platform.config import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
-from tandem.platform.plan import human_bytes
-from tandem.platform.terminal import say
-from tandem.workers.actor import ActorSpec, ActorWorker
-from tandem.workers.critic import CriticSpec, CriticWorker
-from tandem.workers.models import ValueModel, untrained
-from tandem.workers.rehearsal import micro_batch, working_bytes
-from tandem.workers.runtime import Rank, peak_memory_bytes
+from tandem.platform.config.schema import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
+from tandem.platform.system.terminal import say
+from tandem.platform.system.text import human_bytes
+from tandem.workers.cluster.runtime import Rank, peak_memory_bytes
+from tandem.workers.models.loading import untrained
+from tandem.workers.models.value import ValueModel
+from tandem.workers.roles.actor import ActorSpec, ActorWorker
+from tandem.workers.roles.critic import CriticSpec, CriticWorker
+from tandem.workers.roles.rehearsal import micro_batch, working_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -67,12 +68,12 @@ SHAPES: dict[str, Any] = {
         tie_word_embeddings=True,
     ),
 }
-"""Grouped-query attention; a large vocabulary, tied to the embedding; learned positions and GELU; that of SmolLM-135M."""
+"""Grouped-query attention; a large tied vocabulary; learned positions and GELU; the shape of SmolLM-135M."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One pass: of which role over which model, and how large its micro-batch is."""
+    """One pass: its model, its role and its micro-batch."""
 
     shape: str
     role: str
@@ -84,7 +85,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table and the ids of tests."""
+        """The name in the table and in test ids."""
         kind = "update" if self.train else "score"
         more = [*(["checkpointing"] if self.checkpointing else []), *(["eager"] if self.attention == "eager" else [])]
         return ", ".join([f"{self.shape} {self.role} {kind} {self.rows} x {self.width}", *more])
@@ -106,13 +107,13 @@ LARGE = [Case("135M", "actor", 2, 1024), Case("135M", "actor", 4, 1024), Case("1
 
 
 def save_model(case: Case, folder: Path) -> None:
-    """A model of the shape with random weights."""
+    """Saves a model of the case's shape with random weights."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(SHAPES[case.shape]).save_pretrained(folder)
 
 
 def spec_of(case: Case, path: str) -> ActorSpec | CriticSpec:
-    """What the worker of the case is made from."""
+    """The spec of the case's worker."""
     model, tokens = ModelConfig(gradient_checkpointing=case.checkpointing), case.rows * case.width
     if case.role == "critic":
         return CriticSpec(path, model, CriticConfig(), TrainerConfig(), "token-mean", case.width, tokens, 60.0)
@@ -120,7 +121,7 @@ def spec_of(case: Case, path: str) -> ActorSpec | CriticSpec:
 
 
 def predicted(case: Case, path: str) -> int:
-    """Bytes of the pass by the plan."""
+    """Predicted bytes of the pass."""
     spec = spec_of(case, path)
 
     def make() -> Any:
@@ -132,7 +133,7 @@ def predicted(case: Case, path: str) -> int:
 
 
 def make_worker(case: Case, path: str) -> ActorWorker | CriticWorker:
-    """The worker of the case, with its model and its optimizer's moments."""
+    """The started worker of the case."""
     spec, rank = spec_of(case, path), Rank(threads=1, device="cpu")
     worker = CriticWorker(spec, rank) if isinstance(spec, CriticSpec) else ActorWorker(spec, rank)
     worker.start()
@@ -143,10 +144,10 @@ def make_worker(case: Case, path: str) -> ActorWorker | CriticWorker:
 
 
 def one_pass(case: Case, worker: ActorWorker | CriticWorker) -> Callable[[], Any]:
-    """The pass of the case, as the driver asks for it."""
+    """The pass of the case, as the driver calls it."""
     batch = micro_batch(case.rows, case.width)
     batch.rollout.lengths.fill_(case.width)
-    batch.rollout.lengths[0] = case.width - 3  # padding, so that there is a mask
+    batch.rollout.lengths[0] = case.width - 3  # padding, so there is a mask
     batch.rollout.response_mask[:, case.width // 2 : -3] = True
     if case.train:
         return lambda: worker.update([batch])
@@ -154,7 +155,7 @@ def one_pass(case: Case, worker: ActorWorker | CriticWorker) -> Callable[[], Any
 
 
 def allocated_peak(run: Callable[[], Any]) -> int:
-    """Bytes that torch's CPU allocator has handed out at most while `run` ran, beside those before."""
+    """Peak bytes that torch's CPU allocator allocated during `run`, not counting earlier allocations."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     kineto: Any = profiler.profiler
@@ -167,12 +168,12 @@ def allocated_peak(run: Callable[[], Any]) -> int:
 
 
 def measured(case: Case, path: str) -> dict[str, int]:
-    """Bytes of the pass in this process: resident and by the allocator. For a fresh process."""
+    """Measured bytes of the pass, resident and by the allocator; needs a fresh process."""
     torch.set_num_threads(1)
     worker = make_worker(case, path)
     run = one_pass(case, worker)
     small = one_pass(Case(case.shape, case.role, 1, 8, train=case.train), worker)
-    small()  # loads the code of the kernels, makes gradients and moments
+    small()  # loads kernel code, and allocates gradients and moments
     before = psutil.Process().memory_info().rss
     run()
     resident = peak_memory_bytes(CPU) - before
@@ -180,17 +181,17 @@ def measured(case: Case, path: str) -> dict[str, int]:
 
 
 def in_fresh_process(case: Case) -> dict[str, int]:
-    """`measured` and `predicted` of a case."""
+    """The results of `one`, from a fresh process."""
     number = (CASES + LARGE).index(case)
     command = [sys.executable, str(Path(__file__)), "--one", str(number)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    numbers: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
 def one(case: Case) -> dict[str, int]:
-    """The numbers of a case, in this process."""
+    """The predicted and measured bytes of a case, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(case, Path(folder))
         return {"predicted": predicted(case, folder), **measured(case, folder)}
@@ -213,9 +214,9 @@ def main() -> None:
         say(json.dumps(one((CASES + LARGE)[options.one])))
         return
     lines = [
-        "# Memory of a pass: predicted beside measured",
+        "# Memory of a pass: predicted and measured",
         "",
-        "Bytes beside weights, gradients and optimizer, by `python benchmarks/memory_plan.py`, which explains columns.",
+        "Without weights, gradients and optimizer. By `python benchmarks/memory_plan.py`, which explains the columns.",
         f"torch {torch.__version__}, float32, on CPU.",
         "",
         "| pass | predicted | allocator | resident | predicted / allocator | predicted / resident |",

@@ -1,9 +1,9 @@
-"""Measures how fast weights get from the trainer to the rollout replicas, beside a plain copy of the same bytes.
+"""Measures the speed of weight transfer from the trainer to the rollout replicas, and of a plain copy of the same bytes.
 
 python benchmarks/weight_sync.py                                # shared and broadcast, 1 and 2 replicas; prints a table
 python benchmarks/weight_sync.py --transports ipc --replicas 1 -- model.path=FOLDER trainer.device=cuda
 
-Checksums are off while it measures. The model is the embedded one, enlarged and untrained, unless model.path is given.
+Checksums are off. The model is an enlarged, untrained embedded model, unless model.path is given.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 
 import torch
 
-from tandem.launch import prepare
-from tandem.launch.compose import compose
-from tandem.launch.roles import RayRoles
-from tandem.platform.algorithms import resolve
-from tandem.platform.plan import human_bytes
-from tandem.platform.protocols import Roles
-from tandem.platform.terminal import say
-from tandem.workers.cluster import connected
+from tandem.launch.assembly import prepare
+from tandem.launch.assembly.ray_roles import RayRoles
+from tandem.launch.compose.compose import compose
+from tandem.platform.algorithms.registry import algorithm_of
+from tandem.platform.loop.protocols import Roles
+from tandem.platform.system.terminal import say
+from tandem.platform.system.text import human_bytes
+from tandem.workers.cluster.cluster import connected
 
 ENLARGED = [
     *("model.tiny.hidden_size=512", "model.tiny.intermediate_size=2048", "model.tiny.layers=12", "model.tiny.heads=8"),
@@ -31,7 +31,7 @@ REPEATS = 5
 
 
 def publish(roles: Roles, version: int) -> float:
-    """Seconds of one synchronisation."""
+    """Seconds of one weight synchronisation."""
     start = time.perf_counter()
     for bucket in roles.actor.weight_buckets(verify=False):
         roles.rollouts.load_weights(bucket)
@@ -40,7 +40,7 @@ def publish(roles: Roles, version: int) -> float:
 
 
 def copy_seconds(count: int, copies: int) -> float:
-    """Seconds of a plain copy in memory of so many bytes, so many times; the median of some repetitions."""
+    """Seconds to copy `count` bytes `copies` times in memory; the median of several repetitions."""
     source = torch.ones(count, dtype=torch.uint8)
     targets = [torch.empty_like(source) for _ in range(copies)]
     seconds = []
@@ -53,18 +53,22 @@ def copy_seconds(count: int, copies: int) -> float:
 
 
 def measure(transport: str, replicas: int, overrides: list[str]) -> str:
-    """A line of the table: each repetition of the transport is followed by one of the copy."""
-    own = [f"rollout.replicas={replicas}", f"trainer.weight_transport={transport}", f"data.prompts_per_step={replicas}"]
-    given = any(override.startswith("model.path=") for override in overrides)
-    config, _ = compose(["algo=grpo", "cluster=local", *([] if given else ENLARGED), *own, *overrides])
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    """A line of the table. Repetitions of the transport and of the copy alternate."""
+    settings = [
+        f"rollout.replicas={replicas}",
+        f"trainer.weight_transport={transport}",
+        f"data.prompts_per_step={replicas}",
+    ]
+    has_model = any(override.startswith("model.path=") for override in overrides)
+    config, _ = compose(["algo=grpo", "cluster=local", *([] if has_model else ENLARGED), *settings, *overrides])
+    algorithm = algorithm_of(config)
     path = prepare.model_path(config, lambda step, total: None)
     with connected(config.cluster):
         ray_roles = RayRoles(config, algorithm, path, say)
         try:
             roles = ray_roles.wait()
             size = roles.actor.memory()["weights"] // config.actor.ranks
-            publish(roles, 0)  # the first one opens connections
+            publish(roles, 0)  # the first synchronisation opens connections
             pairs = [(publish(roles, version + 1), copy_seconds(size, replicas)) for version in range(REPEATS)]
         finally:
             ray_roles.close()

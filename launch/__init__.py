@@ -1,5 +1,5 @@
 """Entry points: compose the configuration, build the groups, run."""
 
-from tandem.platform.search_path import forget_script_folder
+from tandem.platform.system.search_path import forget_script_folder
 
 forget_script_folder()

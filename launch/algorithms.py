@@ -6,21 +6,21 @@ import sys
 from pathlib import Path
 from textwrap import wrap
 
-from tandem.launch.command import command
-from tandem.platform.algorithms import Algorithm, resolve
-from tandem.platform.config import Config
-from tandem.platform.plan import table
-from tandem.platform.terminal import say
+from tandem.launch.compose.command import command
+from tandem.platform.algorithms.registry import Algorithm, algorithm_of
+from tandem.platform.config.schema import Config
+from tandem.platform.system.terminal import say
+from tandem.platform.system.text import table
 
 USAGE = """usage: python launch/algorithms.py
 
-Prints a table of the algorithms: what each consists of, and its paper."""
+Prints a table of the algorithms with their components and papers."""
 HEAD = ["algo", "critic", "adv_estimator", "policy_loss", "clip", "aggregation"]
 WIDTH, INDENT = 112, " " * 8
 
 
 def algorithms_table() -> str:
-    """One line per file of `conf/algo/` with its parts, and a second one with what it turns on besides, and its paper."""
+    """For each file of `conf/algo/`, a line with its components, and a second line with other switches and its paper."""
     import tandem.conf
 
     files = sorted((Path(tandem.conf.__file__).parent / "algo").glob("*.yaml"))
@@ -30,7 +30,7 @@ def algorithms_table() -> str:
 
 
 def _config(file: Path) -> Config:
-    """The schema's defaults with what the file sets."""
+    """The schema's defaults, overridden by the file."""
     from omegaconf import OmegaConf
 
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(file)))
@@ -40,7 +40,7 @@ def _config(file: Path) -> Config:
 
 def _row(config: Config) -> list[str]:
     algo = config.algo
-    algorithm = resolve(algo.name, config.adv_estimator, algo.policy_loss)
+    algorithm = algorithm_of(config)
     clips = any(key.startswith("algo.clip_ratio") for key in algorithm.objective.reads)
     return [
         algo.name,
@@ -53,13 +53,13 @@ def _row(config: Config) -> list[str]:
 
 
 def _details(config: Config) -> str:
-    algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+    algorithm = algorithm_of(config)
     parts = [*_beyond(config, algorithm), config.algo.paper]
     return "\n".join(wrap("; ".join(filter(None, parts)), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT))
 
 
 def _beyond(config: Config, algorithm: Algorithm) -> list[str]:
-    """What else an algorithm turns on."""
+    """Descriptions of the other switches that an algorithm turns on."""
     algo, critic = config.algo, config.critic
     switches = [
         (algo.kl_reward_coef > 0, f"KL in the reward ({algo.kl_reward_estimator}, {algo.kl_reward_coef:g})"),

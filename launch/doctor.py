@@ -1,6 +1,6 @@
-"""Checks this machine for what a run needs: `python launch/doctor.py [cluster.address=host:port]`.
+"""Checks that this machine can run tandem: `python launch/doctor.py [cluster.address=host:port]`.
 
-Prints a line per check: ok, warn or fail, what was found, and what to do. Exits with 1 if anything failed.
+Prints a line per check: ok, warn or fail, the finding, and what to do. Exits with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from tandem.launch.command import command
-from tandem.launch.compose import compose
+from tandem.launch.compose.command import command
+from tandem.launch.compose.compose import compose
 from tandem.launch.settings import settings_table
-from tandem.platform.config import Config, ConfigError
-from tandem.platform.plan import human_bytes
-from tandem.platform.terminal import say
-from tandem.workers.cluster import check_answers, usable_cpus
+from tandem.platform.config.schema import Config, ConfigError
+from tandem.platform.system.terminal import say
+from tandem.platform.system.text import human_bytes
+from tandem.workers.cluster.cluster import check_answers, usable_cpus
 
 USAGE = """usage: python launch/doctor.py [cluster.address=HOST:PORT] [SETTING=VALUE ...]
 
-Checks this machine, or a cluster, for what a run with these settings needs. Prints a line per check: ok, warn or fail, what
-was found, and what to do. Exits with 1 if anything failed."""
+Checks that this machine, or a cluster, can run tandem with these settings. Prints a line per check: ok, warn or fail, the
+finding, and what to do. Exits with 1 if a check failed."""
 TRY_TIMEOUT_S = 120
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. `level`: ok, warn (a run may work) or fail (it will not)."""
+    """The result of a check. `level`: ok, warn (a run may work) or fail (a run will not work)."""
 
     level: str
     what: str
@@ -47,10 +47,10 @@ class Finding:
 
 
 def check_versions(config: Config) -> Iterable[Finding]:
-    """The pinned packages, against what is installed."""
-    found = re.findall(r"^([\w-]+)(?:\[\w+\])?==([\w.]+)(; extra)?", "\n".join(_required()), re.MULTILINE)
-    pins = {package: wanted for package, wanted, _ in found}
-    needed = {package for package, _, extra in found if not extra}
+    """Compares the pinned packages with the installed ones."""
+    requirements = re.findall(r"^([\w-]+)(?:\[\w+\])?==([\w.]+)(; extra)?", "\n".join(_required()), re.MULTILINE)
+    pins = {package: wanted for package, wanted, _ in requirements}
+    needed = {package for package, _, extra in requirements if not extra}
     for package, wanted in pins.items():
         try:
             there = version(package)
@@ -67,11 +67,11 @@ def check_versions(config: Config) -> Iterable[Finding]:
             "warn", "tandem-rl", "not installed as a package, so its pins are unknown", "pip install --editable ."
         )
     else:
-        yield Finding("ok", "versions", f"{len(pins)} pinned packages looked at, Python {sys.version.split()[0]}")
+        yield Finding("ok", "versions", f"{len(pins)} pinned packages checked, Python {sys.version.split()[0]}")
 
 
 def check_imports(config: Config) -> Iterable[Finding]:
-    """The libraries that break when a neighbour has the wrong version, each imported in a process of its own."""
+    """Imports, each in its own process, the libraries that break if another package has the wrong version."""
     yield _tried(
         "transformers", "from transformers import Qwen2ForCausalLM", "pip uninstall torchvision torchaudio torchcodec"
     )
@@ -85,16 +85,16 @@ def check_imports(config: Config) -> Iterable[Finding]:
 
 
 def check_compiler(config: Config) -> Iterable[Finding]:
-    """A C++ compiler, which vLLM's kernels and DeepSpeed's own ops are built with."""
-    found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    if found:
-        yield Finding("ok", "compiler", found)
+    """Looks for a C++ compiler, which builds vLLM's kernels and DeepSpeed's own ops."""
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if compiler:
+        yield Finding("ok", "compiler", compiler)
     else:
         yield Finding("warn", "compiler", "no C++ compiler", "install g++: vLLM compiles kernels on first use")
 
 
 def check_devices(config: Config) -> Iterable[Finding]:
-    """GPUs and their driver, as the system and as torch see them."""
+    """Compares the GPUs that the system lists with those that torch sees."""
     import torch
 
     listed = _output(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
@@ -111,7 +111,7 @@ def check_devices(config: Config) -> Iterable[Finding]:
 
 
 def check_space(config: Config) -> Iterable[Finding]:
-    """Shared memory, where weights pass between processes, and disk, where runs and Ray's logs go."""
+    """Checks shared memory, which passes weights between processes, and disk space for runs and Ray's logs."""
     for what, folder, least in (
         ("/dev/shm", Path("/dev/shm"), GIB),
         ("run.dir", _existing(Path(config.run.dir)), GIB),
@@ -123,59 +123,63 @@ def check_space(config: Config) -> Iterable[Finding]:
             yield Finding("fail", what, str(error), f"make {folder} readable")
             continue
         level = "ok" if free >= least else "warn"
-        fix = "" if level == "ok" else f"free some: {human_bytes(least)} or more is wanted"
+        fix = "" if level == "ok" else f"free some space: {human_bytes(least)} or more is needed"
         yield Finding(level, what, f"{human_bytes(free)} free in {folder}", fix)
         if not os.access(folder, os.W_OK):
             yield Finding(
-                "fail", what, f"{folder} cannot be written", "set run.dir to a folder of yours" if what == "run.dir" else ""
+                "fail",
+                what,
+                f"{folder} cannot be written",
+                "set run.dir to a folder that you can write" if what == "run.dir" else "",
             )
 
 
 def check_ports(config: Config) -> Iterable[Finding]:
-    """Whether processes of this machine reach each other by its address."""
+    """Checks that processes of this machine can reach each other at its address."""
     host = socket.gethostname()
     try:
         address = socket.gethostbyname(host)
         with socket.create_server((address, 0)) as server:
             socket.create_connection(server.getsockname()[:2], timeout=5).close()
     except OSError as error:
-        yield Finding("fail", "ports", f"{host} does not reach itself: {error}", "look at /etc/hosts and the firewall")
+        yield Finding("fail", "ports", f"{host} does not reach itself: {error}", "check /etc/hosts and the firewall")
     else:
         yield Finding("ok", "ports", f"{host} reaches itself at {address}")
 
 
 def check_deepspeed(config: Config) -> Iterable[Finding]:
-    """One optimizer step of a DeepSpeed engine with one rank."""
+    """Runs one optimizer step of a DeepSpeed engine with one rank."""
     code = (
-        "import torch; from torch import nn; from tandem.platform.batch import LossOutput;"
-        "from tandem.platform.config import ModelConfig, OptimizerConfig, TrainerConfig;"
-        "from tandem.workers.runtime import Rank, Rendezvous, pick_device;"
-        "from tandem.workers.trainer import DeepSpeedBackend;"
+        "import torch; from torch import nn; from tandem.platform.experience.batch import LossOutput;"
+        "from tandem.platform.config.schema import ModelConfig, OptimizerConfig, TrainerConfig;"
+        "from tandem.workers.cluster.runtime import Rank, Rendezvous, pick_device;"
+        "from tandem.workers.training.deepspeed import DeepSpeedBackend;"
         "meeting = Rendezvous(1, 60.0); device = pick_device('auto'); model = nn.Linear(2, 1);"
         "args = (model, 'actor', OptimizerConfig(), TrainerConfig(), ModelConfig(), Rank(), device);"
         "engine = DeepSpeedBackend(*args, (meeting.address, meeting, 60.0)).engine;"
         "engine.backward(engine(torch.ones(1, 2, device=device)).sum()); engine.step(); print('one step on', device)"
     )
-    yield _tried("DeepSpeed", code, "look at the error; the pinned versions of torch and deepspeed belong together")
+    yield _tried("DeepSpeed", code, "see the error; the pinned versions of torch and deepspeed belong together")
 
 
 def check_ray(config: Config) -> Iterable[Finding]:
-    """A private Ray that runs one task, or the cluster at `cluster.address`."""
+    """Runs one task on a private Ray, or on the cluster at `cluster.address`."""
     if config.cluster.address is not None:
         try:
             check_answers(config.cluster.address)
         except ConfigError as error:
             yield Finding("fail", "cluster", str(error))
             return
-    address = f"cluster.address={config.cluster.address}" if config.cluster.address else "a private one"
+    address = f"cluster.address={config.cluster.address}" if config.cluster.address else "a private Ray"
     code = (
-        "from tandem.platform.config import ClusterConfig; from tandem.workers.cluster import connected; import ray\n"
+        "import ray\nfrom tandem.platform.config.schema import ClusterConfig\n"
+        "from tandem.workers.cluster.cluster import connected\n"
         f"with connected(ClusterConfig(address={config.cluster.address!r})):\n"
         "    f = ray.remote(lambda: sum(range(4))); assert ray.get(f.remote(), timeout=60) == 6\n"
         "    cpus, nodes = ray.cluster_resources().get('CPU', 0), len(ray.nodes())\n"
         f"    print({address!r}, 'runs tasks;', f'{{cpus:g}} CPUs, {{nodes}} nodes')"
     )
-    yield _tried("Ray", code, "look at the error; its files go into RAY_TMPDIR, or else /tmp")
+    yield _tried("Ray", code, "see the error; Ray's files are in RAY_TMPDIR, or else in /tmp")
 
 
 CHECKS: tuple[Callable[[Config], Iterable[Finding]], ...] = (
@@ -192,7 +196,7 @@ CHECKS: tuple[Callable[[Config], Iterable[Finding]], ...] = (
 
 @command("configuration error", USAGE, settings_table)
 def main(arguments: list[str]) -> int:
-    """Prints the findings as they come; returns the exit code (0 all is well, 1 something failed, 2 not looked)."""
+    """Prints each finding as soon as it is known; returns the exit code (0 no failures, 1 a check failed, 2 not run)."""
     config, _ = compose(arguments)
     failed = False
     for check in CHECKS:
@@ -210,12 +214,12 @@ def _required() -> list[str]:
 
 
 def _tried(what: str, code: str, fix: str) -> Finding:
-    """What a Python process of its own says to some code."""
+    """Runs code in a separate Python process; its last line of output is the finding."""
     start = time.monotonic()
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TRY_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return Finding("fail", what, f"no end after {TRY_TIMEOUT_S} s", fix)
+        return Finding("fail", what, f"still running after {TRY_TIMEOUT_S} s", fix)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return Finding("fail", what, lines[-1] if lines else f"ended with {done.returncode}", fix)
@@ -232,7 +236,7 @@ def _output(command: list[str]) -> str:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """The folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 

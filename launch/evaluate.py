@@ -1,4 +1,4 @@
-"""Measure a model on held-out data, without training: `python launch/evaluate.py model.path=FOLDER data.eval=FILE`."""
+"""Measures a model on held-out data, without training: `python launch/evaluate.py model.path=FOLDER data.eval=FILE`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.launch.command import command
+from tandem.launch.compose.command import command
 from tandem.launch.settings import settings_table
-from tandem.platform.config import ConfigError
-from tandem.platform.files import write_json
-from tandem.platform.terminal import say
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.system.files import write_json
+from tandem.platform.system.terminal import say
 
 USAGE = """usage: python launch/evaluate.py [model.path=FOLDER] [data.eval=FILE] [to=FILE] [SETTING=VALUE ...]
 
 Samples responses to held-out prompts and scores them, in this process. Takes the settings of launch/main.py.
 
-  model.path=FOLDER           a model, or what launch/export.py wrote; default: the embedded model
+  model.path=FOLDER           a model, or an export by launch/export.py; default: the embedded model
   data.eval=FILE              .jsonl or .parquet with prompt and answer; data.eval_sets.NAME=FILE for more of them
-  eval.samples_per_prompt=8   sampled responses beside the greedy one: mean, pass@n, majority
+  eval.samples_per_prompt=8   sampled responses besides the greedy one: mean, pass@n, majority
   reward.functions.NAME=1     how responses are scored
   to=FILE                     also write the numbers as JSON"""
 
@@ -39,26 +39,26 @@ def main(arguments: list[str]) -> int:
 
 
 def evaluate(overrides: Sequence[str]) -> dict[str, float]:
-    """The metrics `eval/<set>/...` of the model that the settings name.
+    """The metrics `eval/<set>/...` of the model in the settings.
 
     Raises:
-        ConfigError: a setting that cannot work, or there is no held-out data.
+        ConfigError: a setting cannot work, or there is no held-out data.
     """
-    from tandem.launch import prepare
-    from tandem.launch.compose import compose
-    from tandem.launch.display import PlainDisplay, warm_start
-    from tandem.launch.roles import role_specs
-    from tandem.platform.algorithms import resolve
-    from tandem.platform.protocols import Roles
-    from tandem.platform.validate import validate
-    from tandem.workers.inline import InlineRollouts
-    from tandem.workers.reward import RewardRank
-    from tandem.workers.rollout import RolloutWorker
-    from tandem.workers.runtime import Rank
-    from tandem.workers.tokenizer import load_tokenizer
+    from tandem.launch.assembly import prepare
+    from tandem.launch.assembly.roles import role_specs
+    from tandem.launch.compose.compose import compose
+    from tandem.launch.views.display import PlainDisplay, warm_start
+    from tandem.platform.algorithms.registry import algorithm_of
+    from tandem.platform.loop.protocols import Roles
+    from tandem.platform.planning.validate import validate
+    from tandem.workers.cluster.runtime import Rank
+    from tandem.workers.groups.inline import InlineRollouts
+    from tandem.workers.models.tokenizer import load_tokenizer
+    from tandem.workers.roles.reward import RewardRank
+    from tandem.workers.roles.rollout import RolloutWorker
 
-    config, given = compose(overrides)
-    validate(config, given)
+    config, explicit = compose(overrides)
+    validate(config, explicit)
     prepare.check_engine(config)
     display = PlainDisplay(error=True)
     path = prepare.model_path(config, warm_start(display))
@@ -68,16 +68,16 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     sets = prepare.evaluations(config, path, tokenizer, display.note)
     if not sets:
         raise ConfigError("there is no held-out data. Set data.eval=FILE")
-    specs, rank = role_specs(config, resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss), path), Rank()
+    specs, rank = role_specs(config, algorithm_of(config), path), Rank()
     worker, rewards = RolloutWorker(specs["rollout"], rank), RewardRank(specs["reward"], rank)
     try:
         worker.start()
         rewards.start()
-        # Evaluation asks these two alone.
+        # Evaluation uses only these two roles.
         roles = Roles(actor=None, rewards=rewards, rollouts=InlineRollouts(worker))  # type: ignore[arg-type]
         metrics: dict[str, float] = {}
-        for one in sets:
-            metrics |= one.run(roles, config.sampling_seed, step=0)
+        for evaluation in sets:
+            metrics |= evaluation.run(roles, config.sampling_seed, step=0)
         return metrics
     finally:
         rewards.close()

@@ -1,23 +1,20 @@
-"""Look at the runs of a folder: `python launch/runs.py`, `... show NAME`, `... compare A B`."""
+"""Lists, shows and compares the runs of a folder: `python launch/runs.py`, `... show NAME`, `... compare A B`."""
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.launch.command import command
-from tandem.launch.settings_file import read_settings
-from tandem.platform.config import ConfigError
-from tandem.platform.files import confined
-from tandem.platform.plan import human_bytes
-from tandem.platform.readers import read_object
-from tandem.platform.records import Record, memory_key, read_metrics, read_summary
-from tandem.platform.terminal import one_line, say
+from tandem.launch.compose.command import command
+from tandem.launch.views.run import Run, changed, read
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.experience.metrics import held_out, memory_key
+from tandem.platform.system.files import confined
+from tandem.platform.system.terminal import one_line, say
+from tandem.platform.system.text import human_bytes, table
 
 USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT ...]
 
@@ -25,7 +22,7 @@ USAGE = """usage: python launch/runs.py [COMMAND] [folder=outputs] [FIELD=TEXT .
   show NAME [--all]           one run: its last numbers, and the settings that differ from the defaults, or all
   compare A B                 settings in which two runs differ, and their last numbers side by side
 
-  folder=FOLDER               where the runs are
+  folder=FOLDER               the folder of the runs
   algo=ppo status=failed ...  only runs with this text in that field: name, algo, status, who, when, tags"""
 
 COLUMNS = ("name", "algo", "status", "step", "reward", "accuracy", "memory", "who", "when")
@@ -33,106 +30,33 @@ FILTERS = ("name", "algo", "status", "who", "when", "tags")
 NUMBERS = ("reward/mean", "response/length_mean", "policy/kl", "policy/entropy", "critic/explained_variance", "time/step_s")
 
 
-@dataclass(frozen=True)
-class About:
-    """What is read of a `run.json`."""
-
-    algo: str = ""
-    verifier: str | None = ""  # of held-out accuracy; None: there is none, and the reward was measured
-    user: str = ""
-    started_at: str = ""
-    tags: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the records of one run say."""
-
-    name: str
-    algo: str
-    status: str
-    error: str | None
-    step: int
-    reward: float | None
-    verifier: str | None
-    accuracy: float | None
-    memory: float | None  # bytes, the peaks of all roles together
-    who: str
-    when: str
-    tags: str
-    numbers: Mapping[str, float | None]  # the last ones
-    settings: Mapping[str, Any]  # by dotted key
-
-
 @command("runs", USAGE)
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code (0 shown, 2 not)."""
     whole = "--all" in arguments
     arguments = [argument for argument in arguments if argument != "--all"]
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    folder = Path(given.pop("folder", "outputs"))
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    folder = Path(options.pop("folder", "outputs"))
     asked, *names = [argument for argument in arguments if "=" not in argument] or ["list"]
-    if unknown := sorted(given.keys() - set(FILTERS)):
-        raise ConfigError(f"{unknown[0]}: no such field; there are {', '.join(FILTERS)}")
+    if unknown := sorted(options.keys() - set(FILTERS)):
+        raise ConfigError(f"{unknown[0]}: no such field; expected {', '.join(FILTERS)}")
     if (asked, len(names)) not in (("list", 0), ("show", 1), ("compare", 2)):
         raise ConfigError(f"{' '.join([asked, *names])}: expected list, show NAME, or compare A B")
     for name in names:
         if "/" in confined(name, asked):
-            raise ConfigError(f"{asked} {name}: expected the name of a run in {folder}; folder=FOLDER says where runs are")
+            raise ConfigError(
+                f"{asked} {name}: expected the name of a run in {folder}; folder=FOLDER sets the folder of runs"
+            )
     runs = [read(folder / name) for name in names]
-    say(listing(folder, given) if not runs else show(runs[0], whole) if len(runs) == 1 else compare(*runs))
+    say(listing(folder, options) if not runs else show(runs[0], whole) if len(runs) == 1 else compare(*runs))
     return 0
-
-
-def read(folder: Path) -> Run:
-    """What the records of one run say; a run that has no summary yet goes on, or its process was killed.
-
-    Raises:
-        ConfigError: there is no run. FileError: one of its files holds something else, or is a link.
-    """
-    try:
-        settings = read_settings(folder)
-    except FileNotFoundError:
-        raise ConfigError(f"{folder}: no run there") from None
-    about, summary, lines = _about(folder), read_summary(folder), read_metrics(folder)
-    trained = [line for line in lines if "reward/mean" in line]
-    last: Record = trained[-1] if trained else {}
-    evals = [line for line in lines if any(key.startswith("eval/") for key in line)]
-    measured = {key: value for key, value in (evals[-1] if evals else {}).items() if key.startswith("eval/")}
-    peaks = [value for key, value in last.items() if value is not None and (memory_key(key) or ("", ""))[1] == "peak"]
-    return Run(
-        name=folder.name,
-        algo=about.algo,
-        status=summary.status,
-        error=summary.error,
-        step=int(last.get("step") or 0),
-        reward=last.get("reward/mean"),
-        verifier=about.verifier,
-        accuracy=next((value for key, value in measured.items() if key.endswith("/greedy")), None)
-        if about.verifier is not None
-        else None,
-        # Roles of one process all have its peak.
-        memory=(max if settings.get("cluster.name") == "inline" else sum)(peaks) if peaks else None,
-        who=about.user,
-        when=about.started_at,
-        tags=",".join(about.tags),
-        numbers={**last, **measured},
-        settings=settings,
-    )
-
-
-def _about(folder: Path) -> About:
-    try:
-        return read_object(folder / "run.json", About, below=folder)
-    except FileNotFoundError:
-        return About()
 
 
 def listing(folder: Path, wanted: Mapping[str, str]) -> str:
     """A table of the runs of a folder, newest last; only those with the wanted texts in their fields.
 
     Raises:
-        ConfigError: it is no folder.
+        ConfigError: `folder` is not a folder.
     """
     runs, left_out = [], []
     for path in _folders(folder):
@@ -149,7 +73,7 @@ def listing(folder: Path, wanted: Mapping[str, str]) -> str:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders in a folder that hold settings, as those of runs do."""
+    """The subfolders that hold settings, and so are runs."""
     try:
         return sorted(path for path in folder.iterdir() if os.path.lexists(path / "config.yaml"))
     except FileNotFoundError:
@@ -159,7 +83,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def show(run: Run, whole: bool = False) -> str:
-    """One run: its facts, its last numbers, and the settings that differ from the defaults, or all of them."""
+    """One run: its facts, its last metrics, and the settings that differ from the defaults, or all settings."""
     head = [[column, _cell(column, getattr(run, column))] for column in (*COLUMNS, "tags")]
     if run.error:
         head.append(["error", run.error])
@@ -168,36 +92,8 @@ def show(run: Run, whole: bool = False) -> str:
     return "\n\n".join(_table(part) for part in (head, numbers, settings) if part)
 
 
-def changed(run: Run) -> dict[str, Any]:
-    """The settings of a run that differ from the defaults of its algorithm and kind of model; all if there are none."""
-    from tandem.launch.compose import config_groups
-
-    groups = config_groups()
-    chosen = {group: str(run.settings.get(f"{group}.name", "")) for group in groups}
-    known = tuple(f"{group}={name}" for group, name in chosen.items() if name in groups[group])
-    path = run.settings.get("model.path")
-    defaults = _defaults((*known, f"model.path={path}") if path else known)
-    return {key: value for key, value in run.settings.items() if key not in defaults or defaults[key] != value}
-
-
-@functools.lru_cache(maxsize=32)
-def _defaults(overrides: tuple[str, ...]) -> Mapping[str, Any]:
-    """The settings of a command line by their dotted keys; none if it cannot be one."""
-    from tandem.launch.compose import compose
-    from tandem.launch.facts import flat
-
-    try:
-        values = flat(compose(overrides)[0])
-    except ConfigError:
-        return {}
-    parts = {
-        f"{key}.{name}": part for key, value in values.items() if isinstance(value, dict) for name, part in value.items()
-    }
-    return {**values, **parts}  # a file of settings is read down to its leaves
-
-
 def compare(one: Run, other: Run) -> str:
-    """Settings in which two runs differ, then their numbers side by side."""
+    """The settings in which two runs differ, then their last metrics side by side."""
     names = [one.name, other.name]
     different = [
         [key, *(str(run.settings.get(key, "-")) for run in (one, other))]
@@ -214,9 +110,10 @@ def compare(one: Run, other: Run) -> str:
 
 
 def _chosen(run: Run) -> dict[str, float | None]:
-    """The numbers worth a look."""
+    """The main metrics of a run."""
     numbers = run.numbers
-    evals = [key for key in numbers if key.startswith("eval/") and not key.endswith(("_low", "_high", "_unscorable"))]
+    hidden = ("_low", "_high", "_unscorable")
+    evals = [key for key, metric in held_out(numbers).items() if not metric.measure.endswith(hidden)]
     memory = [key for key in numbers if (memory_key(key) or ("", ""))[1] == "peak"]
     return {key: numbers[key] for key in ("step", *NUMBERS, *evals, *memory) if key in numbers}
 
@@ -242,10 +139,8 @@ def _difference(one: float | None, other: float | None) -> str:
 
 
 def _table(texts: Sequence[Sequence[str]]) -> str:
-    rows = [[one_line(text) for text in row] for row in texts]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
+    """A table with one line per cell, whatever text the files of runs contain."""
+    return table([[one_line(text) for text in row] for row in texts], indent="")
 
 
 if __name__ == "__main__":

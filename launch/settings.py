@@ -6,19 +6,20 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from tandem.launch.command import command
-from tandem.platform.config import Config, settings
-from tandem.platform.terminal import say
+from tandem.launch.compose.command import command
+from tandem.platform.config.schema import Config, settings
+from tandem.platform.config.setting import BOUNDS
+from tandem.platform.system.terminal import say
 
-BOUNDS = (("at_least", "at least"), ("above", "above"), ("at_most", "at most"))
 USAGE = """usage: python launch/settings.py [WORD ...]
 
-Prints every setting with its default, its choices or bounds, and its meaning; with words, those that have all of them."""
+Prints every setting with its default, its choices or bounds, and its meaning; with words, only settings that contain all
+of them."""
 
 
 @command("settings", USAGE)
 def main(arguments: list[str]) -> int:
-    """Runs a command line; returns the exit code (0, or 1 if no setting has the words)."""
+    """Runs a command line; returns the exit code (0, or 1 if no setting contains the words)."""
     table = settings_table(arguments)
     say(table or f"no setting is about {' '.join(arguments)}", error=not table)
     return 0 if table else 1
@@ -27,25 +28,27 @@ def main(arguments: list[str]) -> int:
 def settings_table(words: Sequence[str] = ()) -> str:
     """Every setting with its default in the schema, its choices or bounds, and its meaning.
 
-    With words, those settings that have all of them in name or meaning; empty if there is none.
+    With words, only settings that contain all of them in name or meaning; empty if there are none.
     """
+    from tandem.platform.planning.choices import choices_of  # loads torch
+
     lines = [
-        "Defaults of the schema; conf/*.yaml and algo= set some of them anew (config.yaml of a run shows the result).",
+        "Defaults of the schema; conf/*.yaml and algo= override some of them (a run's config.yaml shows the result).",
         "",
     ]
-    found = [
+    matching = [
         (key, value, meta)
         for key, value, meta in settings(Config())
         if all(word.lower() in f"{key} {meta.get('help', '')}".lower() for word in words)
     ]
-    for key, value, meta in found:
-        bounds = [f"{words} {meta[name]:g}" for name, words in BOUNDS if meta.get(name) is not None]
-        choices = " | ".join(meta["choices"]) if meta.get("choices") else ""
+    for key, value, meta in matching:
+        bounds = [f"{words} {meta[name]:g}" for name, _, words in BOUNDS if meta.get(name) is not None]
+        choices = " | ".join(choices_of(key, meta))
         allowed = f" [{choices or ', '.join(bounds)}]" if choices or bounds else ""
         default = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
         lines.append(f"{key}={default}")
         lines += textwrap.wrap(f"{meta.get('help', '')}{allowed}", 110, initial_indent="    ", subsequent_indent="    ")
-    return "\n".join(lines) if found else ""
+    return "\n".join(lines) if matching else ""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What tests share: the embedded model without a warm start."""
+"""Shared by all tests: the embedded model without a warm start."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+HERE = Path(__file__).resolve().parent
 STARTS_RAY = (
-    "component/test_doctor.py",
-    "component/test_reward_worker.py::test_scores_in_ray_actors",
+    "component/launch/test_doctor.py",
+    "component/roles/test_reward_worker.py::test_scores_in_ray_actors",
     "distributed/test_rollout_group.py",
     "distributed/test_two_nodes.py",
     "distributed/test_weight_sync.py",
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: number for number, name in enumerate(STARTS_RAY)}
 
     def place(item: pytest.Item) -> int:
-        file = "/".join(item.path.parts[-2:])
+        file = item.path.relative_to(HERE).as_posix()
         return places.get(file, places.get(f"{file}::{item.name}", len(places)))
 
     items.sort(key=place)
@@ -50,8 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Folder of a small embedded model with random weights and its character tokenizer."""
-    from tandem.platform.config import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
-    from tandem.workers.tiny import prepare_tiny
+    from tandem.platform.config.schema import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
+    from tandem.workers.models.tiny import prepare_tiny
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_CACHE", str(tmp_path_factory.mktemp("cache")))

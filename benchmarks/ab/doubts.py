@@ -1,4 +1,4 @@
-"""What a report says of the peak: how it was measured, and which shares of it are not to be believed."""
+"""The report's notes on the peak: how it was measured, and which shares of it are unreliable."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.benchmarks.ab.verdict import finished
-from tandem.platform.costs import Peak
+from tandem.platform.planning.costs import Peak
 
 
 def doubts(results: Mapping[str, Any]) -> str:
-    """Which shares of the peak are not shown, and why."""
-    found = {why: phase for arm in finished(results).values() for phase, why in arm.get("share_problems", {}).items()}
-    return "".join(f" A share shown as ? is not to be believed ({phase}): {why}." for why, phase in found.items())
+    """The shares of the peak that are not shown, and the reasons."""
+    reasons = {why: phase for arm in finished(results).values() for phase, why in arm.get("share_problems", {}).items()}
+    return "".join(f" A share shown as ? is unreliable ({phase}): {why}." for why, phase in reasons.items())
 
 
 def peak_text(results: Mapping[str, Any]) -> str:
-    """The rate of matrix products, and how far it is to be trusted."""
+    """The rate of matrix products, and its reliability."""
     if not results["peak_flops"]:
         return "not measured"
     best = f"{results['peak_flops'] / 1e9:.0f} GFLOP/s"
@@ -28,4 +28,4 @@ def peak_text(results: Mapping[str, Any]) -> str:
 
 
 def _but(problem: str | None) -> str:
-    return f". Not to be compared with: {problem}" if problem else ""
+    return f". Do not compare with it: {problem}" if problem else ""

@@ -1,4 +1,4 @@
-"""What one run measured: its spending on every axis, its learning curves, its times and its memory."""
+"""The measurements of one run: spending on every axis, learning curves, times and memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from tandem.platform.comparison import value_at
-from tandem.platform.costs import ModelShape, StepSize, share_of_peak, step_flops
-from tandem.platform.records import memory_key
+from tandem.benchmarks.ab.comparison import value_at
+from tandem.platform.experience.metrics import held_out, memory_key
+from tandem.platform.planning.costs import ModelShape, StepSize, share_of_peak, step_flops
 
 AXES = {
     "completions": "completions sampled",
@@ -20,7 +20,7 @@ AXES = {
     "seconds": "wall time of training steps, s",
     "device_seconds": "device-seconds (cores or GPUs)",
 }
-"""Budgets, and what each counts."""
+"""The axes of budgets, with the unit of each."""
 PARTS = (
     "generate",
     "score",
@@ -32,7 +32,7 @@ PARTS = (
     "update_actor",
     "publish",
 )
-"""What a step is made of, for its time; with a critic `infer_values` and `update_critic` are its own."""
+"""The timed parts of a step; `infer_values` and `update_critic` are the critic's."""
 OF_THE_CRITIC = ("infer_values", "update_critic")
 ITEMS = ("weights", "gradients", "optimizer", "activations", "cache", "baseline")
 TRENDS = (
@@ -44,22 +44,22 @@ TRENDS = (
     "policy/approx_kl",
     "response/length_mean",
 )
-"""What is shown of learning besides the held-out accuracy."""
+"""The metrics of learning shown besides the held-out accuracy."""
 KEPT = (
     *TRENDS,
     *(f"time/{name}_s" for name in ("step", "gradient_noise", "infer", "update", *PARTS)),
     *("tokens/prompt", "tokens/response", "tokens/greedy", "samples/sampled", "samples/trained", "sampling/rounds"),
     *("policy/epochs", "policy/kl", "policy/gradient_variance", "kl/sampled", "response/truncated_frac"),
 )
-"""Columns of a run that the results hold, beside evaluations and memory."""
-SMOOTH = 3  # steps that a reward is averaged over
+"""Columns of a run that the results hold, besides evaluations and memory."""
+SMOOTH = 3  # number of steps that rewards are averaged over
 
 Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One finished run as columns: `steps[key][i]` is of training step i + 1, None where it has no such number."""
+    """One finished run as columns: `steps[key][i]` is the value of training step i + 1, or None if it has none."""
 
     arm: str
     seed: int
@@ -67,15 +67,15 @@ class Measured:
     evals: Mapping[str, Sequence[tuple[int, float]]]  # by metric (step, value)
     memory: Mapping[str, Mapping[str, float]]  # by role and kind, bytes
     startup_s: float
-    devices: float  # GPUs that it held, or CPUs
+    devices: float  # GPUs held, or else CPUs
 
     def column(self, key: str, missing: float = 0.0) -> list[float]:
-        """The numbers of every training step."""
+        """The values of every training step."""
         return [missing if value is None else value for value in self.steps.get(key, [None] * self.length)]
 
     @property
     def length(self) -> int:
-        """Training steps."""
+        """The number of training steps."""
         return len(self.steps["time/step_s"])
 
     @property
@@ -85,25 +85,26 @@ class Measured:
 
 
 def columns(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]], dict[str, Any]]:
-    """Of the lines of a metrics.jsonl: kept columns of the training steps, evaluations, memory at the end."""
+    """From the lines of a metrics.jsonl: the columns in KEPT, the evaluations, and the memory at the end."""
     trained = [record for record in records if "time/step_s" in record]
     steps = {key: [record.get(key) for record in trained] for key in KEPT if any(key in record for record in trained)}
     evals: dict[str, list[Any]] = {}
     for record in records:
-        for key, value in record.items():
-            if key.startswith("eval/") and key.endswith(("/greedy", "/mean")) and value is not None:
-                evals.setdefault(key, []).append((record["step"], value))
+        for key, metric in held_out(record).items():
+            if metric.measure in ("greedy", "mean") and record[key] is not None:
+                evals.setdefault(key, []).append((record["step"], record[key]))
     memory: dict[str, Any] = {}
     for key, value in (trained[-1] if trained else {}).items():
-        if found := memory_key(key):
-            memory.setdefault(found[0], {})[found[1]] = value
+        if of_role := memory_key(key):
+            memory.setdefault(of_role[0], {})[of_role[1]] = value
     return steps, evals, memory
 
 
 def spending(run: Measured, prompts_per_step: int, minibatches: int) -> dict[str, list[float]]:
-    """By axis, what has been spent after 0, 1, 2, ... training steps. Measuring the gradient's noise is not training."""
+    """By axis, the spending after 0, 1, 2, ... training steps, without the time that measures gradient noise."""
     seconds = step_seconds(run)
-    tokens = [one + other for one, other in zip(run.column("tokens/response"), run.column("tokens/greedy"), strict=True)]
+    pairs = zip(run.column("tokens/response"), run.column("tokens/greedy"), strict=True)
+    tokens = [sampled + greedy for sampled, greedy in pairs]
     each = {
         "completions": run.column("samples/sampled"),
         "tokens": tokens,
@@ -117,14 +118,14 @@ def spending(run: Measured, prompts_per_step: int, minibatches: int) -> dict[str
 
 
 def step_seconds(run: Measured) -> list[float]:
-    """Seconds of every training step without what measuring the gradient's noise took."""
+    """Seconds of every training step, without the time that measures gradient noise."""
     return [
         step - noise for step, noise in zip(run.column("time/step_s"), run.column("time/gradient_noise_s"), strict=True)
     ]
 
 
 def learning(run: Measured, spent: Sequence[float], metric: str) -> Curve:
-    """(spent, value) of an evaluation metric, or of the reward as the mean of the last few steps that had one."""
+    """(spent, value) of an evaluation metric, or of the reward averaged over the last SMOOTH steps that have one."""
     if metric in run.evals:
         return [(spent[step], value) for step, value in run.evals[metric]]
     known = [(step, value) for step, value in enumerate(run.steps.get(metric, ()), start=1) if value is not None]
@@ -136,8 +137,8 @@ def learning(run: Measured, spent: Sequence[float], metric: str) -> Curve:
 
 
 def reached(curve: Curve, budget: float) -> float | None:
-    """The value where the budget is spent; None where that was not measured: before the first point after the beginning, a
-    line from the beginning on would be all there is.
+    """The value when the budget is spent; None if not measured. Between the start and the first point after it nothing was
+    measured, so there is no value.
     """
     later = [spent for spent, _ in curve if spent > 0]
     if not later or not later[0] <= budget <= curve[-1][0]:
@@ -146,8 +147,8 @@ def reached(curve: Curve, budget: float) -> float | None:
 
 
 def timed_steps(run: Measured, skip: int) -> list[int]:
-    """Training steps, from 0, whose times count: not the first ones, none in which more was measured, and none in which the
-    policy stood still because its critic learned alone. Rather some of these than none.
+    """The training steps, from 0, whose times count: without the first `skip`, steps that measured gradient noise, and
+    critic warmup steps. Keeps steps of a kind if otherwise none would be left.
     """
     noise, epochs = run.column("time/gradient_noise_s"), run.column("policy/epochs")
     moving = [step for step, count in enumerate(epochs) if count > 0] or list(range(run.length))
@@ -156,11 +157,11 @@ def timed_steps(run: Measured, skip: int) -> list[int]:
 
 
 def times(run: Measured, skip: int) -> dict[str, float]:
-    """Mean seconds of a step and of its parts, `step` and the names of `PARTS`; what no part covers is `rest`."""
+    """Mean seconds of a whole `step`, of each of `PARTS`, and of the `rest` that no part covers."""
     mean = _mean_over(run, timed_steps(run, skip))
-    found = {part: mean(f"time/{part}_s") for part in PARTS if f"time/{part}_s" in run.steps}
+    parts = {part: mean(f"time/{part}_s") for part in PARTS if f"time/{part}_s" in run.steps}
     step = mean("time/step_s") - mean("time/gradient_noise_s")
-    return {"step": step, **found, "rest": step - sum(found.values())}
+    return {"step": step, **parts, "rest": step - sum(parts.values())}
 
 
 def costs(
@@ -171,7 +172,7 @@ def costs(
     settings: Mapping[str, Any],
     peak: float | None,
 ) -> dict[str, Any]:
-    """What a step of the run costs: times, tokens, operations by phase, and their share of the machine's peak."""
+    """The costs of a step of the run: times, tokens, operations by phase, and their share of the machine's peak."""
     mean, seconds = _mean_over(run, timed_steps(run, skip)), times(run, skip)
     samples, rounds = mean("samples/sampled"), mean("sampling/rounds") or 1.0
     size = StepSize(
@@ -198,38 +199,38 @@ def costs(
 
 
 def noise_ratio(run: Measured) -> float | None:
-    """Variance of the batch's gradient over its squared norm, each averaged over the steps that measured them."""
+    """Variance of the batch gradient over its squared norm, each averaged over the steps that measured both."""
     both = [
         (variance, variance / noise)
         for variance, noise in zip(*(run.column(f"policy/gradient_{name}") for name in ("variance", "noise")), strict=True)
         if noise > 0
     ]
-    return sum(one for one, _ in both) / sum(other for _, other in both) if both else None
+    return sum(variance for variance, _ in both) / sum(square for _, square in both) if both else None
 
 
 def _epochs(run: Measured, settings: Mapping[str, Any]) -> tuple[float, float]:
-    """Passes of the policy, which may stop early, and of the critic over a batch."""
+    """The number of passes over a batch: of the policy, which may stop early, and of the critic."""
     planned = float(settings["train.epochs_per_batch"])
     made = [count for count in run.column("policy/epochs") if count > 0]
     return (statistics.fmean(made) if made else 0.0), planned
 
 
 def memory(run: Measured, one_process: bool) -> dict[str, dict[str, float]]:
-    """By role, the bytes of every item, the `peak` of its process or allocator, and `other`, which no item explains.
+    """By role, the bytes of every item, the `peak` of its process or allocator, and `other`, the rest of the peak.
 
-    Roles in one process have tensors of their own; baseline, peak and what nothing explains are the `process`'s, whose peak
-    has the activations of one role at a time.
+    If all roles are in one process, only tensors count per role. Baseline, peak and `other` belong to the `process`, whose
+    peak includes the activations of one role at a time.
     """
     items = {role: {item: float(kinds.get(item) or 0.0) for item in ITEMS} for role, kinds in run.memory.items()}
     peaks = {role: float(kinds.get("peak") or 0.0) for role, kinds in run.memory.items()}
     if not one_process:
-        return {role: _with_rest(own, peaks[role], sum(own.values())) for role, own in items.items()}
-    # A role that was loaded later has found the tensors of the others in the process.
-    baseline = min((own["baseline"] for own in items.values() if own["baseline"]), default=0.0)
-    roles = {role: _with_rest({**own, "baseline": 0.0}, 0.0, 0.0) for role, own in items.items()}
-    # They train one after the other: when one has activations, the others have none.
-    held = sum(own[item] for own in items.values() for item in ITEMS if item not in ("activations", "baseline"))
-    known = baseline + held + max(own["activations"] for own in items.values())
+        return {role: _with_rest(kinds, peaks[role], sum(kinds.values())) for role, kinds in items.items()}
+    # The baseline of a role that was loaded later includes the tensors of the roles before it.
+    baseline = min((kinds["baseline"] for kinds in items.values() if kinds["baseline"]), default=0.0)
+    roles = {role: _with_rest({**kinds, "baseline": 0.0}, 0.0, 0.0) for role, kinds in items.items()}
+    # Roles train one after the other: only one has activations at a time.
+    held = sum(kinds[item] for kinds in items.values() for item in ITEMS if item not in ("activations", "baseline"))
+    known = baseline + held + max(kinds["activations"] for kinds in items.values())
     process = _with_rest({**dict.fromkeys(ITEMS, 0.0), "baseline": baseline}, max(peaks.values()), known)
     return {**roles, "process": process}
 

@@ -1,4 +1,4 @@
-"""The report: `report.html`, `report.md`, `results.json`, `results.csv` and the main figure, all from the results."""
+"""Writes the report from the results: `report.html`, `report.md`, `results.json`, `results.csv` and the main figure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tandem.benchmarks.ab.verdict import (
     sentences,
     where,
 )
-from tandem.launch.charts import bars, intervals, lines
-from tandem.launch.markup import Markup, element, together
-from tandem.launch.report import page, table
-from tandem.platform.config import ConfigError
-from tandem.platform.files import write_text
-from tandem.platform.plan import human_bytes
-from tandem.platform.redact import redacted_values
-from tandem.platform.terminal import one_line, shown
+from tandem.launch.views.charts import bars, intervals, lines
+from tandem.launch.views.markup import Markup, element, together
+from tandem.launch.views.page import page, table
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.system.files import write_text
+from tandem.platform.system.redact import redacted_values
+from tandem.platform.system.terminal import one_line, shown
+from tandem.platform.system.text import human_bytes
 
 MIB = 2**20
 COMMAND = "python benchmarks/critic_vs_group.py"
-HEADLINE = 3  # arms whose curves are drawn together: those of the first comparisons
+HEADLINE = 3  # number of arms in the learning curves, taken from the first comparisons
 Table = list[list[str]]
 
 
@@ -50,16 +50,16 @@ def write(results: Mapping[str, Any], out: Path) -> Path:
 
 
 def save(results: Mapping[str, Any], out: Path) -> None:
-    """Writes `results.json`, which all else follows from."""
+    """Writes `results.json`, the source of all other files."""
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.json", json.dumps(redacted_values(dict(results)), separators=(",", ":"), default=str) + "\n")
 
 
 def rebuild(folder: Path) -> Path:
-    """The report of a folder anew from its `results.json`: the raw numbers are kept, all else follows from them.
+    """Rebuilds the report of a folder from the raw numbers in its `results.json`.
 
     Raises:
-        ConfigError: it holds none, or they do not belong together.
+        ConfigError: the folder has no results, or they are inconsistent.
     """
     raw = read_raw(folder)
     try:
@@ -68,11 +68,11 @@ def rebuild(folder: Path) -> Path:
         if isinstance(error, ConfigError):
             raise
         problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"report={folder}: its results.json does not fit together: {problem}") from error
+        raise ConfigError(f"report={folder}: its results.json is inconsistent: {problem}") from error
 
 
 def as_html(results: Mapping[str, Any]) -> Markup:
-    """The page; needs nothing else."""
+    """The report as a self-contained page."""
     parts: list[Markup] = [element("p", text) for text in sentences(results)]
     for title, charts in figures(results):
         if any(charts):
@@ -85,7 +85,7 @@ def as_html(results: Mapping[str, Any]) -> Markup:
 
 
 def as_markdown(results: Mapping[str, Any]) -> str:
-    """The same as text."""
+    """The report as Markdown."""
     blocks = ["# What the critic costs and what it buys", f"Built by `{COMMAND}`."]
     blocks += [*map(_in_markdown, sentences(results)), "![](figure.svg)"]
     for title, note, rows in all_tables(results):
@@ -94,18 +94,18 @@ def as_markdown(results: Mapping[str, Any]) -> str:
 
 
 def as_csv(results: Mapping[str, Any]) -> str:
-    """A line for each run: how it ended, what it spent on each axis, what it had reached at the budget of each."""
+    """A line per run: its status, its spending on each axis, and its values at the budget of each axis."""
     derived, text = results["derived"], io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     reached = [(metric, axis) for metric in derived["metrics"] for axis in AXES]
     head = ["arm", "seed", "status", "error", "startup_s", *(f"spent {axis}" for axis in AXES)]
     writer.writerow([*head, *(f"{metric} at equal {axis}" for metric, axis in reached)])
-    ended = {(one["arm"], one["seed"]): one for one in derived["runs"]}
+    ended = {(run["arm"], run["seed"]): run for run in derived["runs"]}
     for run in results["runs"]:
         row = [*map(_in_csv, (run["arm"], run["seed"], run["status"], run["error"] or "")), run["startup_s"] or ""]
-        if one := ended.get((run["arm"], run["seed"])):
-            row += [f"{one['spent'][axis]:.6g}" for axis in AXES]
-            values = [one["at_budget"][metric][axis] for metric, axis in reached]
+        if result := ended.get((run["arm"], run["seed"])):
+            row += [f"{result['spent'][axis]:.6g}" for axis in AXES]
+            values = [result["at_budget"][metric][axis] for metric, axis in reached]
             row += ["" if value is None else f"{value:.6g}" for value in values]
         writer.writerow(row)
     return text.getvalue()
@@ -129,7 +129,7 @@ def main_figure(results: Mapping[str, Any]) -> Markup:
 
 
 def figures(results: Mapping[str, Any]) -> list[tuple[str, list[Markup]]]:
-    """By section, every chart."""
+    """All charts by section."""
     metrics = results["derived"]["metrics"]
     return [
         (f"Learning: {metrics[0]}, mean and range over seeds", [_learning(results, metrics[0], axis) for axis in AXES]),
@@ -186,7 +186,7 @@ def _flops(results: Mapping[str, Any]) -> Markup:
 
 
 def _items(results: Mapping[str, Any]) -> list[Markup]:
-    """Of the first arm with a critic and the first without, what each role's process holds."""
+    """Memory of each role, for the first arm with a critic and the first arm without."""
     arms, charts = finished(results), []
     wanted = [next((n for n in arms if ("critic" in arms[n]["memory"]) == has), None) for has in (True, False)]
     for name in (name for name in wanted if name is not None):
@@ -199,72 +199,72 @@ def _items(results: Mapping[str, Any]) -> list[Markup]:
 
 
 def _groups(results: Mapping[str, Any], metric: str) -> Markup:
-    """By algorithm, accuracy over the group size, of the arms that differ in nothing else."""
+    """Accuracy over group size by algorithm, for the arms that differ only in group size."""
     arms = finished(results)
     series: dict[str, list[tuple[float, float]]] = {}
     around: dict[str, list[tuple[float, float, float]]] = {}
     for arm in sorted(results["arms"], key=lambda arm: int(arm["group"])):
-        found = arms[arm["name"]]["at_equal_completions"][metric] if arm["name"] in arms else None
-        if arm["is_plain"] and found:
-            series.setdefault(arm["algo"], []).append((arm["group"], found["value"]))
-            around.setdefault(arm["algo"], []).append((arm["group"], found["low"], found["high"]))
+        result = arms[arm["name"]]["at_equal_completions"][metric] if arm["name"] in arms else None
+        if arm["is_plain"] and result:
+            series.setdefault(arm["algo"], []).append((arm["group"], result["value"]))
+            around.setdefault(arm["algo"], []).append((arm["group"], result["low"], result["high"]))
     return lines(metric, series, bands=around, x_label="samples per prompt, G")
 
 
 def _critics(results: Mapping[str, Any], metric: str) -> Markup:
     rows = {}
     for arm in results["arms"]:
-        found = finished(results).get(arm["name"])
-        value = found["at_equal_completions"][metric] if found and arm["critic"] else None
-        if found and value:
-            rows[f"{arm['label']}, {human_bytes(critic_bytes(found))}"] = (value["value"], value["low"], value["high"])
+        result = finished(results).get(arm["name"])
+        value = result["at_equal_completions"][metric] if result and arm["critic"] else None
+        if result and value:
+            rows[f"{arm['label']}, {human_bytes(critic_bytes(result))}"] = (value["value"], value["low"], value["high"])
     return intervals(metric, rows, zero=False)
 
 
 def _differences(results: Mapping[str, Any], metric: str, axis: str) -> Markup:
     rows = {
-        f"{label(results, one['ours'])} - {label(results, one['theirs'])}": tuple(
-            one["difference"][end] for end in ("value", "low", "high")
+        f"{label(results, comparison['ours'])} - {label(results, comparison['theirs'])}": tuple(
+            comparison["difference"][end] for end in ("value", "low", "high")
         )
-        for one in results["derived"]["comparisons"]
-        if one["metric"] == metric and one["axis"] == axis and one["difference"]
+        for comparison in results["derived"]["comparisons"]
+        if comparison["metric"] == metric and comparison["axis"] == axis and comparison["difference"]
     }
     return intervals(f"at equal {AXES[axis]}", rows)
 
 
 def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
-    """(title, note, rows with their head first) of every table."""
+    """(title, note, rows starting with the header) of every table."""
     return [
         (
             "Comparisons",
-            "Ours less theirs, each axis cut where both have got to. " + multiplicity(results),
+            "Ours minus theirs, on each axis at the largest budget that both reached. " + multiplicity(results),
             _comparison_rows(results),
         ),
         (
             "Cost of a step",
-            "Means over seeds and steps, the first steps and those that measured more left out." + doubts(results),
+            "Means over seeds and steps, without the first steps and those that measured gradient noise." + doubts(results),
             _cost_rows(results),
         ),
         (
             "Memory",
-            "From the tensors; `other` is what the peak of the process has besides (on CUDA: of the allocator). Roles in "
-            "one process share its baseline and its peak, which has the activations of one of them at a time.",
+            "Counted from tensors; `other` is the rest of the peak of the process (on CUDA: of the allocator). Roles in "
+            "one process share its baseline and its peak, which includes the activations of one role at a time.",
             _memory_rows(results),
         ),
         ("Learning", "Means over steps and seeds.", _trend_rows(results)),
-        ("Arms", "What each sets otherwise than the first one.", _arm_rows(results)),
+        ("Arms", "The settings of each arm that differ from the first arm.", _arm_rows(results)),
     ]
 
 
 def _comparison_rows(results: Mapping[str, Any]) -> Table:
     head = ["ours", "theirs", "metric", "at equal", "spent", "seeds", "difference", "interquartile means"]
     rows = [[*head, "P(ours better)", "verdict"]]
-    for one in results["derived"]["comparisons"]:
-        means = " / ".join(f"{value:.3f}" for value in one.get("interquartile_mean", [])) or "-"
-        chance = "-" if "probability_of_improvement" not in one else f"{one['probability_of_improvement']:.2f}"
-        names = [label(results, one["ours"]), label(results, one["theirs"])]
-        spent = [one["axis"], f"{one['budget']:.6g}", str(len(one["seeds"]))]
-        rows.append([*names, one["metric"], *spent, difference_text(one), means, chance, one["verdict"]])
+    for result in results["derived"]["comparisons"]:
+        means = " / ".join(f"{value:.3f}" for value in result.get("interquartile_mean", [])) or "-"
+        chance = "-" if "probability_of_improvement" not in result else f"{result['probability_of_improvement']:.2f}"
+        names = [label(results, result["ours"]), label(results, result["theirs"])]
+        spent = [result["axis"], f"{result['budget']:.6g}", str(len(result["seeds"]))]
+        rows.append([*names, result["metric"], *spent, difference_text(result), means, chance, result["verdict"]])
     return rows
 
 
@@ -325,8 +325,8 @@ def _trend_rows(results: Mapping[str, Any]) -> Table:
 def _arm_rows(results: Mapping[str, Any]) -> Table:
     rows = [["arm", "name", "settings"]]
     for arm in results["arms"]:
-        own = ", ".join(f"{key}={value}" for key, value in arm["differs"].items() if key != "algo.paper")
-        rows.append([arm["label"], arm["name"], own or "-"])
+        differences = ", ".join(f"{key}={value}" for key, value in arm["differs"].items() if key != "algo.paper")
+        rows.append([arm["label"], arm["name"], differences or "-"])
     return rows
 
 
@@ -344,9 +344,11 @@ def _conditions(results: Mapping[str, Any]) -> Markup:
 
 
 def _headline(results: Mapping[str, Any]) -> list[str]:
-    """The arms of the first comparisons that have finished."""
+    """Up to HEADLINE finished arms, those of the first comparisons first."""
     arms = finished(results)
-    pairs = [name for one in results["derived"]["comparisons"] for name in (one["ours"], one["theirs"])]
+    pairs = [
+        name for comparison in results["derived"]["comparisons"] for name in (comparison["ours"], comparison["theirs"])
+    ]
     return [name for name in dict.fromkeys([*pairs, *arms]) if name in arms][:HEADLINE]
 
 
@@ -365,6 +367,6 @@ def _in_markdown(value: object) -> str:
 
 
 def _in_csv(value: object) -> str:
-    """A value for a cell; one that a spreadsheet would compute begins with a quote."""
+    """A value for a cell; puts a quote before a value that a spreadsheet would read as a formula."""
     text = shown(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text

@@ -1,4 +1,4 @@
-"""The types of `results.json`, which a report is built from."""
+"""The types of the raw results in `results.json`, from which the report is built."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.platform.config import ConfigError
-from tandem.platform.costs import ModelShape, Peak
-from tandem.platform.files import read_text
-from tandem.platform.readers import parse_json, parsed
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.costs import ModelShape, Peak
+from tandem.platform.system.files import read_text
+from tandem.platform.system.readers import parse_json, parsed
 
 
 @dataclass(frozen=True)
 class RawPlan:
-    """What was asked for."""
+    """The settings of the benchmark."""
 
     seeds: list[int]
     skip_steps: int
@@ -25,7 +25,7 @@ class RawPlan:
 
 @dataclass(frozen=True)
 class RawMachine:
-    """Where the runs were made."""
+    """The machine of the runs."""
 
     cores: int
     gpus: list[str]
@@ -34,7 +34,7 @@ class RawMachine:
 
 @dataclass(frozen=True)
 class RawModel:
-    """What was trained."""
+    """The trained model."""
 
     path: str
     parameters: int
@@ -43,7 +43,7 @@ class RawModel:
 
 @dataclass(frozen=True)
 class RawArm:
-    """How an arm was set up."""
+    """The definition of an arm."""
 
     name: str
     label: str
@@ -58,7 +58,7 @@ class RawArm:
 
 @dataclass(frozen=True)
 class RawRun:
-    """What a run measured; `evals` has points (step, value)."""
+    """The measurements of a run; `evals` has points (step, value)."""
 
     arm: str
     seed: int
@@ -75,7 +75,7 @@ class RawRun:
 
 @dataclass(frozen=True)
 class RawResults:
-    """All of it but for what is derived."""
+    """All raw results."""
 
     plan: RawPlan
     machine: RawMachine
@@ -89,10 +89,10 @@ class RawResults:
 
 
 def read_raw(folder: Path) -> Mapping[str, Any]:
-    """The raw results in a folder, every field of its type.
+    """Reads the raw results in a folder and checks the types of all fields.
 
     Raises:
-        ConfigError: there are none. FileError: names the field that is of another type.
+        ConfigError: there are no results. FileError: a field has the wrong type; names the field.
     """
     path = folder / "results.json"
     try:

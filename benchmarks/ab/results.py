@@ -1,4 +1,4 @@
-"""From runs to what they say: budgets, arms, comparisons. `describe` and the runs are raw; `derive` does the rest."""
+"""Computes results from runs: budgets, arms, comparisons. `describe` gives the raw results, and `derive` all others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 
 from tandem.benchmarks.ab import measure
 from tandem.benchmarks.ab.arms import Arm, Definition, Plan, differing
-from tandem.benchmarks.ab.measure import AXES, Measured
-from tandem.benchmarks.ab.runs import FINISHED, machine, weights_digest
-from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
-from tandem.platform.comparison import (
+from tandem.benchmarks.ab.comparison import (
     FEWEST,
     Interval,
     interquartile_mean,
@@ -20,8 +17,11 @@ from tandem.platform.comparison import (
     paired_difference,
     probability_of_improvement,
 )
-from tandem.platform.config import ConfigError
-from tandem.platform.costs import ModelShape, Peak, share_problem
+from tandem.benchmarks.ab.measure import AXES, Measured
+from tandem.benchmarks.ab.runs import FINISHED, machine, weights_digest
+from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.costs import ModelShape, Peak, share_problem
 
 REWARD = "reward/mean"
 Key = tuple[str, int]
@@ -29,11 +29,11 @@ Key = tuple[str, int]
 
 
 def describe(plan: Plan, arms: Sequence[Arm]) -> dict[str, Any]:
-    """The raw results but for the runs: plan, machine, model, data, arms, as JSON can hold them."""
+    """The raw results except the runs: plan, machine, model, data, arms, in a form that JSON can hold."""
     config, first = arms[0].config, arms[0].settings
     trust = config.model.trust_remote_code
     peak = None
-    if plan.peak and config.cluster.address is None:  # another machine's peak would say nothing of the runs
+    if plan.peak and config.cluster.address is None:  # runs on a joined cluster use other machines
         peak = measured_peak(config.model.dtype)
     return {
         "plan": {key: value for key, value in asdict(plan).items() if key not in ("out", "report", "definitions")},
@@ -52,10 +52,10 @@ def describe(plan: Plan, arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 def derive(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Budgets, what each arm cost and learned, how arms compare; from the raw results alone.
+    """Computes budgets, the costs and learning of each arm, and comparisons from the raw results.
 
     Raises:
-        ConfigError: no run has finished, or runs of one seed did not begin alike.
+        ConfigError: no run has finished, or runs began with different weights or data.
     """
     finished = _Finished.of(raw)
     budgets = {axis: min(spent[axis][-1] for spent in finished.spent.values()) for axis in AXES}
@@ -76,7 +76,7 @@ def derive(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Finished:
-    """The runs that have finished, and what each had spent after every step."""
+    """The finished runs, and their spending after every step."""
 
     arms: Mapping[str, Mapping[str, Any]]
     runs: Mapping[Key, Measured]
@@ -104,23 +104,23 @@ class _Finished:
         return {key: run for key, run in self.runs.items() if key[0] == name}
 
     def reached(self, key: Key, metric: str, axis: str, budget: float) -> float | None:
-        """What a run had reached when a budget was spent."""
+        """The value of a metric when a run had spent a budget."""
         return measure.reached(measure.learning(self.runs[key], self.spent[key][axis], metric), budget)
 
 
 def _comparison(finished: _Finished, ours: str, theirs: str, metric: str, axis: str) -> dict[str, Any]:
-    """Two arms over the seeds that both have finished, cut where both have got to."""
+    """Compares two arms over the seeds that both finished, at the largest budget that all these runs reached."""
     seeds = sorted({seed for _, seed in finished.of_arm(ours)} & {seed for _, seed in finished.of_arm(theirs)})
-    found: dict[str, Any] = {"ours": ours, "theirs": theirs, "metric": metric, "axis": axis, "seeds": seeds}
+    head: dict[str, Any] = {"ours": ours, "theirs": theirs, "metric": metric, "axis": axis, "seeds": seeds}
     budget = min((finished.spent[arm, seed][axis][-1] for arm in (ours, theirs) for seed in seeds), default=0.0)
-    own, other = ([finished.reached((arm, seed), metric, axis, budget) for seed in seeds] for arm in (ours, theirs))
-    left, right = ([value for value in values if value is not None] for values in (own, other))
+    reached = ([finished.reached((arm, seed), metric, axis, budget) for seed in seeds] for arm in (ours, theirs))
+    left, right = ([value for value in values if value is not None] for values in reached)
     if not seeds or len(left) < len(seeds) or len(right) < len(seeds):
         why = "no seed in common" if not seeds else "not comparable: spent before the first measurement"
-        return {**found, "budget": budget, "difference": None, "verdict": why}
+        return {**head, "budget": budget, "difference": None, "verdict": why}
     difference = paired_difference(left, right)
     return {
-        **found,
+        **head,
         "budget": budget,
         "difference": asdict(difference),
         "interquartile_mean": [interquartile_mean(left), interquartile_mean(right)],
@@ -130,7 +130,7 @@ def _comparison(finished: _Finished, ours: str, theirs: str, metric: str, axis: 
 
 
 def verdict(difference: Interval) -> str:
-    """What an interval allows to say."""
+    """The conclusion that an interval supports."""
     if difference.seeds < FEWEST:
         return f"too few seeds ({difference.seeds})"
     if not difference.shows_difference:
@@ -144,7 +144,7 @@ def over_seeds(values: Sequence[float]) -> dict[str, float]:
 
 
 def _run(key: Key, finished: _Finished, budgets: Mapping[str, float]) -> dict[str, Any]:
-    """What a run spent in all, and had reached where every arm has got to."""
+    """A run's total spending, and its values at the budgets that all runs reached."""
     reached = {
         metric: {axis: finished.reached(key, metric, axis, budgets[axis]) for axis in AXES} for metric in finished.metrics
     }
@@ -153,38 +153,38 @@ def _run(key: Key, finished: _Finished, budgets: Mapping[str, float]) -> dict[st
 
 
 def _arm(name: str, raw: Mapping[str, Any], finished: _Finished, budgets: Mapping[str, float]) -> dict[str, Any]:
-    """What an arm cost and learned, over its finished seeds."""
-    own, arm = finished.of_arm(name), finished.arms[name]
+    """The costs and learning of an arm over its finished seeds."""
+    runs, arm = finished.of_arm(name), finished.arms[name]
     ended = [run for run in raw["runs"] if run["arm"] == name]
-    found: dict[str, Any] = {
-        "finished": len(own),
+    summary: dict[str, Any] = {
+        "finished": len(runs),
         "runs": len(ended),
         "errors": [f"seed {run['seed']}: {run['error']}" for run in ended if run["status"] != FINISHED],
     }
-    if not own:
-        return found
+    if not runs:
+        return summary
     shapes, skip = _shapes(arm), raw["plan"]["skip_steps"]
-    each = [measure.costs(run, skip, arm["prompts"], shapes, arm["settings"], raw["peak_flops"]) for run in own.values()]
+    each = [measure.costs(run, skip, arm["prompts"], shapes, arm["settings"], raw["peak_flops"]) for run in runs.values()]
     inline = arm["settings"]["cluster.name"] == "inline"
     curves = {
         metric: {
-            axis: _band([measure.learning(run, finished.spent[key][axis], metric) for key, run in own.items()])
+            axis: _band([measure.learning(run, finished.spent[key][axis], metric) for key, run in runs.items()])
             for axis in AXES
         }
         for metric in finished.metrics
     }
-    equal = {metric: _over_known(own, finished, metric, budgets["completions"]) for metric in finished.metrics}
+    equal = {metric: _over_known(runs, finished, metric, budgets["completions"]) for metric in finished.metrics}
     costs = _average(each)
-    return found | {
+    return summary | {
         "costs": costs,
         "share_problems": _share_problems(costs["share_of_peak"], raw, ended),
-        "critic_share": over_seeds([one["critic_share"] for one in each]),
-        "startup_s": mean([run.startup_s for run in own.values()]),
-        "memory": _average([measure.memory(run, inline) for run in own.values()]),
+        "critic_share": over_seeds([cost["critic_share"] for cost in each]),
+        "startup_s": mean([run.startup_s for run in runs.values()]),
+        "memory": _average([measure.memory(run, inline) for run in runs.values()]),
         "at_equal_completions": equal,
-        "trends": _trends(list(own.values())),
+        "trends": _trends(list(runs.values())),
         "trend_curves": {
-            key: _by_step([run.steps.get(key, ()) for run in own.values()]) for key in measure.TRENDS if key != REWARD
+            key: _by_step([run.steps.get(key, ()) for run in runs.values()]) for key in measure.TRENDS if key != REWARD
         },
         "curves": curves,
     }
@@ -193,27 +193,27 @@ def _arm(name: str, raw: Mapping[str, Any], finished: _Finished, budgets: Mappin
 def _share_problems(
     shares: Mapping[str, float], raw: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
-    """By phase, why its share of the peak is not to be believed; others are left out."""
+    """The phases with an unreliable share of the peak, and the reasons."""
     peak = Peak(**raw["peak"]) if raw.get("peak") else None
     others = max((run["others"] for run in runs if run.get("others") is not None), default=None)
-    found = {phase: share_problem(share, peak, others) for phase, share in shares.items()}
-    return {phase: problem for phase, problem in found.items() if problem}
+    problems = {phase: share_problem(share, peak, others) for phase, share in shares.items()}
+    return {phase: problem for phase, problem in problems.items() if problem}
 
 
 def _over_known(own: Mapping[Key, Measured], finished: _Finished, metric: str, budget: float) -> dict[str, float] | None:
-    """A metric over seeds, at a number of completions; None where it was not measured."""
+    """A metric over seeds at a number of completions; None if a run did not measure it there."""
     values = [finished.reached(key, metric, "completions", budget) for key in own]
     known = [value for value in values if value is not None]
     return over_seeds(known) if len(known) == len(values) else None
 
 
 def _trends(runs: Sequence[Measured]) -> dict[str, float]:
-    """Means over the steps that have a number, then over seeds; of the gradient's noise, the ratio of means."""
-    found: dict[str, list[float | None]] = {
+    """Means over the steps that have a value, then over seeds; for gradient noise, the ratio of means."""
+    columns: dict[str, list[float | None]] = {
         key: [_mean_of(run, key) for run in runs] for key in measure.TRENDS if key != "policy/gradient_noise"
     }
-    found["policy/gradient_noise"] = [measure.noise_ratio(run) for run in runs]
-    known = {key: [value for value in values if value is not None] for key, values in found.items()}
+    columns["policy/gradient_noise"] = [measure.noise_ratio(run) for run in runs]
+    known = {key: [value for value in values if value is not None] for key, values in columns.items()}
     return {key: mean(values) for key, values in known.items() if values}
 
 
@@ -223,19 +223,19 @@ def _mean_of(run: Measured, key: str) -> float | None:
 
 
 def _by_step(columns: Sequence[Sequence[float | None]]) -> list[tuple[int, float]]:
-    """(step, mean over seeds) of the steps that have the number in all of them."""
+    """(step, mean over seeds) for the steps that have a value in all runs."""
     rows = enumerate(zip(*columns, strict=False), start=1)
     return [(step, mean([value for value in row if value is not None])) for step, row in rows if None not in row]
 
 
 def _band(curves: Sequence[measure.Curve]) -> list[list[float]]:
-    """(spent, mean, lowest, highest) over seeds, where their evaluations are: as many in each."""
+    """(spent, mean, lowest, highest) over seeds at each evaluation, up to the shortest curve."""
     rows = list(zip(*curves, strict=False))
     return [[mean([x for x, _ in row]), mean(ys := [y for _, y in row]), min(ys), max(ys)] for row in rows]
 
 
 def _average(parts: Sequence[Any]) -> Any:
-    """Numbers at the same place in nested dictionaries, averaged."""
+    """Averages the numbers at each place in nested dictionaries."""
     if isinstance(parts[0], Mapping):
         keys = dict.fromkeys(key for part in parts for key in part)
         return {key: _average([part[key] for part in parts if key in part]) for key in keys}
@@ -243,25 +243,25 @@ def _average(parts: Sequence[Any]) -> Any:
 
 
 def _check_beginnings(runs: Sequence[Mapping[str, Any]]) -> None:
-    """Runs begin with the same weights and data, whatever their arm."""
+    """Checks that all runs began with the same weights and data."""
     for key in ("first_weights", "data"):
-        found = {run["identity"][key]: f"{run['arm']} seed {run['seed']}" for run in runs if key in run["identity"]}
-        if len(found) > 1:
+        values = {run["identity"][key]: f"{run['arm']} seed {run['seed']}" for run in runs if key in run["identity"]}
+        if len(values) > 1:
             raise ConfigError(
-                f"runs began with different {key}: " + ", ".join(f"{who} {value}" for value, who in found.items())
+                f"runs began with different {key}: " + ", ".join(f"{who} {value}" for value, who in values.items())
             )
 
 
 def _described(arm: Arm, made: Definition, first: Mapping[str, Any], trust: bool) -> dict[str, Any]:
     critic = shape_of(arm.critic_model, trust, values=True) if arm.critic_model else None
     differs = {key: value[1] for key, value in differing(first, arm.settings).items()}
-    if made.critic_model:  # the folder in this user's cache says nothing
+    if made.critic_model:  # more useful than its folder in the user's cache
         differs["critic.path"] = "an embedded model with " + ", ".join(f"{k}={v}" for k, v in made.critic_model.items())
     return {
         "name": arm.name,
         "label": arm.label,
         "algo": made.algo,
-        "is_plain": not (made.settings or made.critic_model or made.critic_path),  # differs in the group alone
+        "is_plain": not (made.settings or made.critic_model or made.critic_path),  # differs only in group size
         "group": arm.config.rollout.samples_per_prompt,
         "prompts": arm.config.data.prompts_per_step,
         "actor": asdict(shape_of(arm.model, trust)),

@@ -1,4 +1,4 @@
-"""What the models of an arm are made of, and what the machine can multiply."""
+"""The shapes of an arm's models, and the machine's peak rate of matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 import torch
 from torch import nn
 
-from tandem.platform.costs import ModelShape, Peak
+from tandem.platform.planning.costs import ModelShape, Peak
 
 
 def shape_of(path: str, trust_remote_code: bool = False, values: bool = False) -> ModelShape:
@@ -39,24 +39,24 @@ def parameters_of(path: str, trust_remote_code: bool = False) -> int:
 
 
 def measured_peak(dtype: str, size: int | None = None, trials: int = 15) -> Peak:
-    """Operations per second of products of two square matrices, on one GPU or on all cores, the first one left out."""
+    """Operations per second of square matrix products, on one GPU or on all cores, without the first product."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    size = size or (8192 if device.type == "cuda" else 2048)  # a small one would measure the launch of its kernel
+    size = size or (8192 if device.type == "cuda" else 2048)  # a small size would measure kernel launches
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    one, load_average = torch.randn(size, size, dtype=getattr(torch, dtype), device=device), os.getloadavg()[0]
+    matrix, load_average = torch.randn(size, size, dtype=getattr(torch, dtype), device=device), os.getloadavg()[0]
     rates = []
     with Others() as others:
         for _ in range(trials + 1):
             start = time.perf_counter()
-            float((one @ one)[0, 0])  # waits for the device
+            float((matrix @ matrix)[0, 0])  # waits for the device
             rates.append(2 * size**3 / (time.perf_counter() - start))
     torch.set_num_threads(before)
     return Peak.of(rates[1:], others.share, load_average)
 
 
 class Others:
-    """Measures which share of the machine's cores other processes, or other virtual machines, use during its body."""
+    """Measures the share of the machine's cores that other processes or virtual machines use during the body."""
 
     share: float = 0.0
 
@@ -65,15 +65,15 @@ class Others:
         return self
 
     def __exit__(self, *_: object) -> None:
-        busy, idle, own = (now - before for now, before in zip(self._now(), self._before, strict=True))
-        self.share = max(0.0, busy - own) / (busy + idle) if busy + idle > 0 else 0.0
+        busy, idle, mine = (now - before for now, before in zip(self._now(), self._before, strict=True))
+        self.share = max(0.0, busy - mine) / (busy + idle) if busy + idle > 0 else 0.0
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """Seconds of all cores so far: busy, idle; and those of this process."""
+        """Seconds so far: busy and idle over all cores, and CPU seconds of this process."""
         times = psutil.cpu_times()._asdict()
         idle = times["idle"] + times.get("iowait", 0.0)
-        # Linux counts the time of guests within that of users.
+        # Linux includes guest time in user time.
         busy = sum(times.values()) - idle - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
         return busy, idle, time.process_time()
 

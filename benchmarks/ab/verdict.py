@@ -1,21 +1,21 @@
-"""What the numbers say, in sentences; nothing here is fixed text about who wins."""
+"""States the results in sentences, derived only from the numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.platform.plan import human_bytes
+from tandem.platform.system.text import human_bytes
 
-NAMES = ("algo.name", "algo.paper")  # of a record, which change nothing by themselves
+NAMES = ("algo.name", "algo.paper")  # settings without an effect on training
 HELD = ("weights", "gradients", "optimizer", "activations")
 SAID_AXES = {"completions": "equal completions", "seconds": "equal wall time", "tokens": "equal generated tokens"}
 JUDGED = ("more", "less", "no difference shown")
-SHOWN = 3  # comparisons in the paragraph; all are in the table
+SHOWN = 3  # number of comparisons in sentences; all are in the table
 
 
 def sentences(results: Mapping[str, Any]) -> list[str]:
-    """The verdict: conditions, what the critic cost, what it bought, what group sampling cost, how far this goes."""
+    """The verdict: conditions, costs and benefits of the critic, costs of group sampling, failures, limits."""
     return [
         _conditions(results),
         *_critic(results),
@@ -27,17 +27,17 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
 
 
 def label(results: Mapping[str, Any], name: str) -> str:
-    """The words for an arm."""
+    """The display name of an arm."""
     return next(str(arm["label"]) for arm in results["arms"] if arm["name"] == name)
 
 
 def difference_text(comparison: Mapping[str, Any]) -> str:
     """'+0.012 [-0.004, +0.030]'."""
-    found = comparison["difference"]
-    if found is None:
+    difference = comparison["difference"]
+    if difference is None:
         return "-"
-    interval = f" [{found['low']:+.3f}, {found['high']:+.3f}]" if found["seeds"] > 1 else ""
-    return f"{found['value']:+.3f}{interval}"
+    interval = f" [{difference['low']:+.3f}, {difference['high']:+.3f}]" if difference["seeds"] > 1 else ""
+    return f"{difference['value']:+.3f}{interval}"
 
 
 def share_text(share: Mapping[str, float]) -> str:
@@ -47,18 +47,18 @@ def share_text(share: Mapping[str, float]) -> str:
 
 
 def multiplicity(results: Mapping[str, Any]) -> str:
-    """How many of the verdicts would claim a difference between equal arms."""
-    judged = sum(one["verdict"] in JUDGED for one in results["derived"]["comparisons"])
+    """A note on how many verdicts would claim a difference between equal arms."""
+    judged = sum(comparison["verdict"] in JUDGED for comparison in results["derived"]["comparisons"])
     return (
-        f"{judged} comparisons are judged, of few independent runs: with five seeds about 9 in 100 of equal arms would be "
-        "called different."
+        f"{judged} comparisons have a verdict, from few independent runs: with five seeds, about 9 in 100 comparisons of "
+        "equal arms would be called different."
         if judged
         else ""
     )
 
 
 def critic_bytes(arm: Mapping[str, Any]) -> float:
-    """What the critic's tensors take: weights, gradients, optimizer, activations."""
+    """Bytes of the critic's tensors: weights, gradients, optimizer, activations."""
     return float(sum(arm["memory"]["critic"][item] for item in HELD))
 
 
@@ -68,7 +68,7 @@ def where(machine: Mapping[str, Any]) -> str:
 
 
 def finished(results: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, what the arms with a finished run cost and learned."""
+    """The costs and learning of the arms with a finished run, by name."""
     return {name: arm for name, arm in results["derived"]["arms"].items() if arm["finished"]}
 
 
@@ -78,9 +78,9 @@ def _conditions(results: Mapping[str, Any]) -> str:
         "nothing"
     ]
     return (
-        f"Trained is {model['path']} ({model['parameters'] / 1e6:.3g} M parameters) on {results['data']}, on "
+        f"The trained model is {model['path']} ({model['parameters'] / 1e6:.3g} M parameters) on {results['data']}, on "
         f"{where(results['machine'])}: {settings['run.steps']} training steps of {plan['completions']} completions "
-        f"for each arm, {len(plan['seeds'])} paired seeds. Arms have first weights, data and settings in common, but for "
+        f"for each arm, {len(plan['seeds'])} paired seeds. Arms share first weights, data and settings, except for "
         f"{', '.join(differ)}."
     )
 
@@ -93,7 +93,7 @@ def _critic(results: Mapping[str, Any]) -> list[str]:
         actor = sum(arm["memory"]["actor"][item] for item in HELD)
         said.append(
             f"In {label(results, name)} the critic took {share_text(arm['critic_share'])} of a step and "
-            f"{human_bytes(critic_bytes(arm))} of tensors, beside {human_bytes(actor)} of the policy's training."
+            f"{human_bytes(critic_bytes(arm))} of tensors, compared with {human_bytes(actor)} for the policy's training."
         )
     return said
 
@@ -101,17 +101,17 @@ def _critic(results: Mapping[str, Any]) -> list[str]:
 def _comparisons(results: Mapping[str, Any]) -> list[str]:
     derived = results["derived"]
     metric = derived["metrics"][0]
-    pairs = list(dict.fromkeys((one["ours"], one["theirs"]) for one in derived["comparisons"]))[:SHOWN]
+    pairs = list(dict.fromkeys((comparison["ours"], comparison["theirs"]) for comparison in derived["comparisons"]))[:SHOWN]
     said = []
     for ours, theirs in pairs:
         parts = []
         for axis, words in SAID_AXES.items():
-            one = next(
+            comparison = next(
                 c
                 for c in derived["comparisons"]
                 if (c["ours"], c["theirs"], c["metric"], c["axis"]) == (ours, theirs, metric, axis)
             )
-            parts.append(f"{difference_text(one)} at {words} ({one['verdict']})")
+            parts.append(f"{difference_text(comparison)} at {words} ({comparison['verdict']})")
         said.append(f"{label(results, ours)} against {label(results, theirs)}, {metric}: " + "; ".join(parts) + ".")
     return said
 
@@ -123,7 +123,7 @@ def _groups(results: Mapping[str, Any]) -> list[str]:
         f"{arm['label']} generated {arms[name]['costs']['response_tokens_per_prompt']:.0f} tokens for each prompt"
         for name, arm in sizes.items()
     ]
-    return ["Group sampling in place of a critic: " + "; ".join(parts) + "."] if parts else []
+    return ["Group sampling instead of a critic: " + "; ".join(parts) + "."] if parts else []
 
 
 def _crashes(results: Mapping[str, Any]) -> list[str]:
@@ -133,7 +133,7 @@ def _crashes(results: Mapping[str, Any]) -> list[str]:
 
 def _reach(results: Mapping[str, Any]) -> str:
     return (
-        "Brackets are 95 % paired bootstrap intervals over seeds; where they hold 0 no difference is shown, which is not "
-        "the same as none. All of it speaks of this model, task, length of training and these settings alone; an arm that "
-        "is tuned otherwise may do better."
+        "Brackets are 95 % paired bootstrap intervals over seeds. If an interval contains 0, no difference is shown, which "
+        "does not mean that there is none. The results hold only for this model, task, training length and these settings; "
+        "an arm with other tuning may do better."
     )

@@ -1,4 +1,4 @@
-"""The option of the chaos tests."""
+"""The command-line option of the chaos tests."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Workers are hurt in the middle of runs: what comes of it, and how soon.
+"""Injects worker failures into runs, and checks the outcome and its delay.
 
-`pytest tests/chaos` tries each way to fail once; with `--everywhere` every role is killed in every phase as well. A table
-of (role, phase) -> outcome and seconds is printed at the end.
+`pytest tests/chaos` tries each kind of failure once; `--everywhere` also kills every role in every phase. Prints a table of
+(role, phase) -> outcome and seconds at the end.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.launch.checkpoints import Checkpoints
+from tandem.launch.storage.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
         time.sleep(0.5)
     output, errors = process.communicate()
     ended = time.time()
-    hurt = [float(line.split()[1]) for line in output.splitlines() if line.startswith("hurt")]
+    hurt = [float(seconds) for seconds in re.findall(r"^hurt (\d+\.\d+)$", output, re.MULTILINE)]
     assert len(hurt) == len(attacks), f"an attack did not happen:\n{output}\n{errors}"
     summary = json.loads((folder / "r" / "summary.json").read_text())
     lines = (folder / "r" / "metrics.jsonl").read_text().splitlines()

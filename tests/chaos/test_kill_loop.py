@@ -1,7 +1,7 @@
-"""A run whose processes are killed at random, started again until it has finished, is the run that nobody disturbed.
+"""A run whose processes are killed at random and that is restarted until it finishes equals an undisturbed run.
 
-By default everything is killed at once; with `--everywhere` then dozens of processes, one after the other.
-`KILL_LOOP_SEED` chooses others.
+By default, all processes are killed at once; with `--everywhere`, dozens of processes are then killed one after the other.
+`KILL_LOOP_SEED` selects other processes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from tandem.launch.compose import compose
-from tandem.launch.run import run
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,7 @@
-"""A small run in which workers are hurt in chosen phases of chosen steps: `python victim.py JSON`.
+"""A small run with failures injected into chosen phases of chosen steps: `python victim.py JSON`.
 
-The JSON has `overrides`, and `attacks`: each with role ("critic-0", or one of SERVERS), phase, step and how (kill, hang,
-memory). Prints `hurt` and the seconds since the epoch at each; the run ends as any run of `launch/main.py` does.
+The JSON has `overrides` and `attacks`. An attack has role ("critic-0", or one of SERVERS), phase, step and how (kill, hang,
+memory). Prints `hurt` and the seconds since the epoch at each attack; the run ends like any run of `launch/main.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from tandem.launch import run as launch_run
-from tandem.launch.compose import compose
-from tandem.launch.display import SilentDisplay
-from tandem.platform.validate import validate
+from tandem.launch.assembly import run as launch_run
+from tandem.launch.compose.compose import compose
+from tandem.launch.views.display import SilentDisplay
+from tandem.platform.planning.validate import validate
 
 
 def hang(worker: Any) -> None:
@@ -56,7 +56,7 @@ class Attacker(SilentDisplay):
         for attack in due:
             self.attacks.remove(attack)  # a phase may begin again in the same step
             self.attack(attack["role"], attack["how"])
-            print("hurt", time.time(), flush=True)
+            print(f"hurt {time.time()}\n", end="", flush=True)  # in one piece: Ray writes to the same pipe
 
     def attack(self, role: str, how: str) -> None:
         """Acts."""
@@ -80,7 +80,7 @@ class Attacker(SilentDisplay):
 def main() -> int:
     """Runs with the attacker as the display."""
     plan = json.loads(sys.argv[1])
-    launch_run.make_display = lambda tracking: Attacker(plan["attacks"])
+    launch_run.make_display = lambda tracking, hidden: Attacker(plan["attacks"])
     config, given = compose(plan["overrides"])
     validate(config, given)
     return launch_run.run(config, time.time())

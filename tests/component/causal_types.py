@@ -1,4 +1,4 @@
-"""Small models of every causal model type of transformers, with every dropout and noise rate up."""
+"""Small models of every causal model type of transformers, with every dropout and noise rate above 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the component tests share: reward workers that end with their test, and functions that misbehave."""
+"""Fixtures of the component tests: reward workers that end with their test, and functions that misbehave."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from reward_cases import FUNCTIONS
 
-from tandem.platform.config import RewardConfig
-from tandem.workers.reward import RewardWorker
+from tandem.platform.config.schema import RewardConfig
+from tandem.workers.roles.reward import RewardWorker
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the engine tests share: prompts, a model that every engine can run, and what the trainer says of a response."""
+"""Shared by the engine tests: prompts, a model that every engine can run, and the trainer's log-probs of a response."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score
-from tandem.platform.config import ModelConfig, TinyConfig
-from tandem.platform.protocols import Sampling
-from tandem.workers.models import batch_logprobs, load_policy
-from tandem.workers.sampled import Sampled
-from tandem.workers.tiny import tiny_model
+from tandem.platform.config.schema import ModelConfig, TinyConfig
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score
+from tandem.platform.loop.protocols import Sampling
+from tandem.workers.engines.completion import Sampled
+from tandem.workers.models.loading import batch_logprobs, load_policy
+from tandem.workers.models.tiny import tiny_model
 
 CPU = torch.device("cpu")
 PROMPTS = [

@@ -1,14 +1,14 @@
-"""How far what the hf engine says of its samples is from what a trainer says."""
+"""The gap between the hf engine's log-probs of its samples and a trainer's."""
 
 from __future__ import annotations
 
 import torch
 from transformers import PreTrainedModel
 
-from tandem.platform.batch import Prompt
-from tandem.platform.logprobs import token_logprobs
-from tandem.platform.protocols import Sampling
-from tandem.workers.hf_engine import HFEngine
+from tandem.platform.algorithms.logprobs import token_logprobs
+from tandem.platform.experience.batch import Prompt
+from tandem.platform.loop.protocols import Sampling
+from tandem.workers.engines.hf import HFEngine
 
 PROMPTS = [Prompt((5, 9, 13, 7, 8, 21, 30), 0, ""), Prompt((11,), 1, ""), Prompt((4, 5, 6), 2, "")]
 

@@ -1,4 +1,4 @@
-"""What the tests of the reward role share: rollouts, samples, and functions that misbehave."""
+"""Shared by the tests of the reward role: rollouts, samples, and functions that misbehave."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.platform.batch import Prompt, Rollout, StopReason
-from tandem.platform.rewards import Sample
+from tandem.platform.experience.batch import Prompt, Rollout, StopReason
+from tandem.platform.rewards.functions import Outcome, Sample
+from tandem.workers.isolation.reward_pool import RewardPool
 
 FUNCTIONS = """
 import ctypes, math, os, sys, time
@@ -67,6 +69,31 @@ def samples(*responses: str) -> list[Sample]:
     return [Sample("q", response, "7", 1, False) for response in responses]
 
 
+class WatchedPool(RewardPool):
+    """A pool that says what tests want to know."""
+
+    def run(self, samples: Sequence[Sample]) -> list[list[Outcome]]:
+        """Per sample, in order: the outcome of each function, in order."""
+        return self.submit(samples).wait()
+
+    def pids(self) -> list[int]:
+        """Process ids of the running processes."""
+        with self._lock:
+            return sorted(child.process.pid for child in self._children)
+
+    @property
+    def restarts(self) -> int:
+        """Processes started beyond the first of each thread."""
+        return max(0, self._spawned - len(self._threads))
+
+    _spawned = 0
+
+    def _spawn(self, lane: Any) -> Any:
+        with self._lock:
+            self._spawned += 1
+        return super()._spawn(lane)
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -81,7 +108,7 @@ def killed_parent(pool: str, sample: str, note: Path | None = None) -> list[int]
         pool: code of the pool. sample: code of what is done with it. note: has the number of one more process then.
     """
     code = (
-        "from tandem.platform.rewards import Sample\nfrom tandem.workers.reward_pool import RewardPool\n"
+        "from tandem.platform.rewards.functions import Sample\nfrom reward_cases import WatchedPool\n"
         f"pool = {pool}\n{sample}\nprint(*pool.pids(), flush=True)\ninput()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
-from tandem.platform.config import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
-from tandem.workers.actor import ActorSpec, ActorWorker
-from tandem.workers.critic import CriticSpec, CriticWorker
-from tandem.workers.runtime import Rank
+from tandem.platform.config.schema import ActorConfig, AlgoConfig, CriticConfig, ModelConfig, TrainerConfig
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.roles.actor import ActorSpec, ActorWorker
+from tandem.workers.roles.critic import CriticSpec, CriticWorker
 
 
 def actor(path: str, budget: int = 10_000, **algo: object) -> ActorWorker:

@@ -1,4 +1,4 @@
-"""Models small enough to be made in a test."""
+"""Models small enough to create in a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers of the kinds that released models have, small enough to be made in a test."""
+"""Tokenizers of the kinds in released models, small enough to create in a test."""
 
 from __future__ import annotations
 

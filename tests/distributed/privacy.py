@@ -1,4 +1,4 @@
-"""What others see of a private cluster: its sockets, its files, and a process that tries to join."""
+"""Access of other users to a private cluster: its sockets, its files, and a process that tries to join."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from tandem.workers.private_cluster import TOKEN
+from tandem.workers.cluster.private_cluster import TOKEN
 
 JOIN = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); print('joined')"
 

@@ -1,4 +1,4 @@
-"""Actor and critic on two Ray actors over gloo, at every ZeRO stage: they give what one rank gives."""
+"""Actor and critic on two Ray actors over gloo, at every ZeRO stage, give the results of one rank."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
-from tandem.platform.config import ActorConfig, AlgoConfig, ClusterConfig, CriticConfig, ModelConfig, TrainerConfig
-from tandem.platform.metrics import reduce_totals
-from tandem.workers.actor import ActorSpec, ActorWorker
-from tandem.workers.calls import Home, Ranks
-from tandem.workers.critic import CriticSpec, CriticWorker
-from tandem.workers.groups import ActorGroup, CriticGroup, kill
-from tandem.workers.runtime import Rank
+from tandem.platform.config.schema import ActorConfig, AlgoConfig, ClusterConfig, CriticConfig, ModelConfig, TrainerConfig
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
+from tandem.platform.loop.metrics import reduce_totals
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.groups.facades import ActorGroup, CriticGroup, kill
+from tandem.workers.groups.ranks import Home, Ranks
+from tandem.workers.roles.actor import ActorSpec, ActorWorker
+from tandem.workers.roles.critic import CriticSpec, CriticWorker
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ EPS = 1e-3  # Adam divides by |gradient| + eps: with its usual 1e-8, rounding of
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    from tandem.workers.cluster import connected
+    from tandem.workers.cluster.cluster import connected
 
     with connected(ClusterConfig(num_cpus=2)):
         yield

@@ -1,4 +1,4 @@
-"""Dispatch over replicas, with real Ray actors that sample nothing but take their time, or die."""
+"""Dispatch over replicas, with real Ray actors that only wait or die instead of sampling."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.batch import Prompt, Rollout, StopReason
-from tandem.platform.config import ClusterConfig
-from tandem.platform.protocols import Sampling, WeightSyncError
-from tandem.workers import calls
-from tandem.workers.calls import Home, Ranks, WorkerDied, WorkerFailed
-from tandem.workers.rollout_group import RolloutGroup
-from tandem.workers.sync import Sent
+from tandem.platform.config.schema import ClusterConfig
+from tandem.platform.experience.batch import Prompt, Rollout, StopReason
+from tandem.platform.loop.protocols import Sampling, WeightSyncError
+from tandem.workers.cluster.postmortem import WorkerFailed
+from tandem.workers.groups import ranks as ranks_module
+from tandem.workers.groups.ranks import Home, Ranks, WorkerDied
+from tandem.workers.groups.rollouts import RolloutGroup
+from tandem.workers.sync.transports import Sent
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ SAMPLING = Sampling(samples=2, temperature=1.0, max_tokens=4, seed=(0,))
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    from tandem.workers.cluster import connected
+    from tandem.workers.cluster.cluster import connected
 
     with connected(ClusterConfig(num_cpus=2)):
         yield
@@ -71,8 +72,6 @@ def replica_class() -> type:
 
 class Trainer:
     """Weights of two buckets."""
-
-    is_connected = True
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[list[Sent]]:
         yield from ([Sent({}, verify)], [Sent({}, verify)])
@@ -169,7 +168,7 @@ def test_a_watched_rank_that_dies_meanwhile_ends_the_wait(tmp_path: Any, monkeyp
     """A trainer's rank, say, while replicas sample for minutes."""
     import ray
 
-    monkeypatch.setattr(calls, "LOOK_S", 0.5)
+    monkeypatch.setattr(ranks_module, "LOOK_S", 0.5)
     group = make(tmp_path)
     bystander = ray.remote(num_cpus=0)(replica_class()).remote(9, str(tmp_path))
     ray.get(bystander.memory.remote())

@@ -1,4 +1,4 @@
-"""Two Ray nodes on this machine: placement with invented GPUs, and a PPO run across two hosts."""
+"""Two Ray nodes on this machine: placement with fake GPUs, and a PPO run across two nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tandem.workers.runtime import NOSET
+from tandem.workers.cluster.runtime import NOSET
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +43,8 @@ def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from tandem.platform.config import ConfigError, PlacementConfig
-    from tandem.workers.placement import Request, reserve, sorted_by_node
+    from tandem.platform.config.schema import ConfigError, PlacementConfig
+    from tandem.workers.cluster.placement import Request, reserve, sorted_by_node
 
     ray.init(address=two_nodes.address, log_to_driver=False)
     placement, group = reserve(Request({"actor": 4}, PlacementConfig(cpus_per_bundle=0.5), ["actor"]), "own", 10.0, print)
@@ -52,7 +52,7 @@ def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
     placement = sorted_by_node(placement, homes)
 
     def look() -> tuple[str, list[int], int]:
-        from tandem.workers.runtime import own_device_index
+        from tandem.workers.cluster.runtime import own_device_index
 
         return ray.get_runtime_context().get_node_id(), ray.get_gpu_ids(), own_device_index()
 
@@ -80,17 +80,17 @@ def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
     """Of four invented GPUs PPO takes three with a place for each role, GRPO two; sharing, each role gets more of one."""
     import ray
 
-    from tandem.launch.compose import compose
-    from tandem.launch.roles import request_of
-    from tandem.platform.algorithms import resolve
-    from tandem.workers.placement import reserve
+    from tandem.launch.assembly.roles import request_of
+    from tandem.launch.compose.compose import compose
+    from tandem.platform.algorithms.registry import algorithm_of
+    from tandem.workers.cluster.placement import reserve
 
     ray.init(address=two_nodes.address, log_to_driver=False)
     free, shares = {}, {}
     for algo in ("ppo", "grpo"):
         for placement in ("split", "colocated"):
             config, _ = compose([f"algo={algo}", f"placement={placement}", "placement.cpus_per_bundle=0.25"])
-            algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+            algorithm = algorithm_of(config)
             planned, group = reserve(request_of(config, algorithm, gpu=True), "own", 10.0, print)
             free[algo, placement] = available_gpus(4 - sum(bundle.get("GPU", 0) for bundle in planned.bundles))
             shares[algo, placement] = planned.of("actor")[0].gpus

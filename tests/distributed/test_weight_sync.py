@@ -1,4 +1,4 @@
-"""Weights on their way from two ZeRO ranks to two replicas: what arrives is what a fresh engine would load."""
+"""Weight transfer from two ZeRO ranks to two replicas: the replicas receive the weights that a fresh engine would load."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 from privacy import is_loopback, listening, outsider, session, who_tells
 from torch import Tensor
 
-from tandem.launch.compose import compose
-from tandem.launch.roles import RayRoles
-from tandem.platform.algorithms import resolve
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch
-from tandem.platform.config import Config, ModelConfig
-from tandem.platform.protocols import Roles, Sampling
-from tandem.workers.models import load_policy
-from tandem.workers.private_cluster import TOKEN
-from tandem.workers.rollout import RolloutSpec, RolloutWorker
-from tandem.workers.runtime import Rank
-from tandem.workers.tokenizer import load_tokenizer
+from tandem.launch.assembly.ray_roles import RayRoles
+from tandem.launch.compose.compose import compose
+from tandem.platform.algorithms.registry import resolve
+from tandem.platform.config.schema import Config, ModelConfig
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch
+from tandem.platform.loop.protocols import Roles, Sampling
+from tandem.workers.cluster.private_cluster import TOKEN
+from tandem.workers.cluster.runtime import Rank
+from tandem.workers.models.loading import load_policy
+from tandem.workers.models.tokenizer import load_tokenizer
+from tandem.workers.roles.rollout import RolloutSpec, RolloutWorker
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +47,8 @@ def make(path: str, *overrides: str) -> Config:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """And removes its files when it ends."""
-    from tandem.platform.config import ClusterConfig
-    from tandem.workers.cluster import connected
+    from tandem.platform.config.schema import ClusterConfig
+    from tandem.workers.cluster.cluster import connected
 
     with connected(ClusterConfig(num_cpus=2)):
         folder = session()
@@ -82,8 +82,8 @@ def train(roles: Roles, rollouts: list[Rollout]) -> None:
 @pytest.fixture(scope="module")
 def wide_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small embedded model with heads as wide as vLLM needs them on a CPU."""
-    from tandem.platform.config import TaskConfig, TinyConfig, WarmstartConfig
-    from tandem.workers.tiny import prepare_tiny
+    from tandem.platform.config.schema import TaskConfig, TinyConfig, WarmstartConfig
+    from tandem.workers.models.tiny import prepare_tiny
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_CACHE", str(tmp_path_factory.mktemp("cache")))

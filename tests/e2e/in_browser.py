@@ -1,4 +1,4 @@
-"""Pages as headless Chromium shows them."""
+"""Pages rendered by headless Chromium."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tandem.launch.charts import COLOURS
+from tandem.launch.views.charts import COLOURS
 
 # What is drawn outside its figure, or over another text of it, as the title of the page.
 LOOK = """<script>

@@ -1,4 +1,4 @@
-"""The benchmark by its command, on the embedded task: two arms with one seed, and a seed that both have lost."""
+"""The benchmark command on the embedded task: two arms with one seed, and a seed that fails in both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from in_browser import colours_on, look_at, screenshot
 
-from tandem.launch.charts import COLOURS
+from tandem.launch.views.charts import COLOURS
 
 pytestmark = pytest.mark.slow
 

@@ -358,7 +358,7 @@ def test_help_is_fast_and_a_dry_run_starts_nothing(repo: Path, cache: str, tmp_p
 
 
 PARTS = """
-from tandem.platform.batch import Credit
+from tandem.platform.experience.batch import Credit
 
 def mine(batch, values, algo):
     return Credit(3.0 * batch.response_mask.float())

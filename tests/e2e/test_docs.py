@@ -1,6 +1,6 @@
 """The guides in `docs/`: every command and every block of Python on a page is run, on a small scale.
 
-Those for several hosts are run by `tests/distributed/test_two_nodes.py`.
+`tests/distributed/test_two_nodes.py` runs the commands for several hosts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tandem.launch import cli
-from tandem.launch.command import Call
-from tandem.launch.compose import compose
-from tandem.launch.other_names import migration_table
+from tandem.launch.compose.command import Call
+from tandem.launch.compose.compose import compose
+from tandem.launch.compose.other_names import migration_table
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def make_models(folder: Path) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-    from tandem.workers.tiny import character_tokenizer
+    from tandem.workers.models.tiny import character_tokenizer
 
     tokenizer = character_tokenizer(string.printable)
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -114,7 +114,7 @@ def run_python(code: str, namespace: dict[str, Any]) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_works_as_written(page: str, repo: Path, stand_ins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page == "python":
-        monkeypatch.setattr("tandem.launch.compose.compose", lambda given: compose([*given, *SMALL, "run.steps=1"]))
+        monkeypatch.setattr("tandem.launch.compose.compose.compose", lambda given: compose([*given, *SMALL, "run.steps=1"]))
     namespace: dict[str, Any] = {}
     if page == "ppo_or_grpo":  # two runs that you have already
         assert cli.main(small(["train", "algo=grpo", "run.name=first"])) == 0

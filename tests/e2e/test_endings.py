@@ -1,4 +1,4 @@
-"""Runs that are told to end, or whose weights are ruined: what they leave is what a restart can rely on."""
+"""Runs that receive a signal to end, or whose weights become invalid, leave files that a restart can rely on."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import pytest
 import torch
 from test_resume import records, saved, state, train
 
-from tandem.launch import folder, prepare
-from tandem.launch import run as launch_run
-from tandem.launch.checkpoints import Checkpoints
-from tandem.launch.display import Unfailing
-from tandem.launch.signals import CODES, Terminated
-from tandem.platform.batch import RolloutBatch
-from tandem.platform.config import ConfigError
-from tandem.platform.evaluate import Evaluation
-from tandem.platform.protocols import TrainingError
-from tandem.platform.records import Recorder
-from tandem.workers.actor import ActorWorker
-from tandem.workers.critic import CriticWorker
-from tandem.workers.reward import RewardRank
-from tandem.workers.rollout import RolloutWorker
+from tandem.launch.assembly import folder, prepare
+from tandem.launch.assembly import run as launch_run
+from tandem.launch.assembly.signals import CODES, Terminated
+from tandem.launch.storage.checkpoints import Checkpoints
+from tandem.launch.views.display import Unfailing
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.experience.batch import RolloutBatch
+from tandem.platform.loop.evaluate import Evaluation
+from tandem.platform.loop.protocols import TrainingError
+from tandem.platform.records.recorder import Recorder
+from tandem.workers.roles.actor import ActorWorker
+from tandem.workers.roles.critic import CriticWorker
+from tandem.workers.roles.reward import RewardRank
+from tandem.workers.roles.rollout import RolloutWorker
 
 pytestmark = pytest.mark.slow
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(
         raise OSError("the disk is full")
 
     on_call(monkeypatch, ActorWorker, "update", 2, terminate)
-    monkeypatch.setattr("tandem.launch.resume.save_description", refuse)
+    monkeypatch.setattr("tandem.launch.assembly.resume.save_description", refuse)
     assert train(tiny_path, tmp_path, *PPO, "tracking.console=plain") == 143
     said = capfd.readouterr().out
     assert "no checkpoint could be written" in said
@@ -250,10 +250,10 @@ def test_the_advice_for_a_failed_first_checkpoint_can_be_followed(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], way: list[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tandem.launch.resume.save_description", full_disk)
+        patch.setattr("tandem.launch.assembly.resume.save_description", full_disk)
         assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 1
     said = capfd.readouterr().err
-    assert "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it begins anew" in said
+    assert "Make room or set checkpoint.dir, and start the run again: there is no checkpoint yet, so it starts over" in said
     monkeypatch.chdir(tmp_path)
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2", *way) == 0
     assert [record["step"] for record in records(tmp_path)] == [1, 2]
@@ -271,10 +271,10 @@ def test_the_advice_for_a_failed_later_checkpoint_can_be_followed(
     assert train(tiny_path, tmp_path / "straight", "algo=grpo", "run.steps=4") == 0
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=2") == 0
     with monkeypatch.context() as patch:
-        patch.setattr("tandem.launch.resume.save_description", full_disk)
+        patch.setattr("tandem.launch.assembly.resume.save_description", full_disk)
         assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 1
     said = capfd.readouterr().err
-    assert "Make room and start the run again: it goes on from the newest" in said
+    assert "Make room and start the run again: it resumes from the newest" in said
     advice = f"checkpoint.resume={tmp_path}/r/checkpoints/step-000002"
     assert f"Or set checkpoint.dir to another place and {advice}" in said
     way = [f"checkpoint.dir={tmp_path}/elsewhere", advice] if is_elsewhere else []
@@ -303,8 +303,8 @@ def test_each_part_of_the_outputs_is_closed_on_its_own(
         raise OSError(28, "No space left on device")
 
     closed: list[str] = []
-    monkeypatch.setattr("tandem.platform.records.write_json", full)
-    monkeypatch.setattr("tandem.launch.sinks.Sinks.close", lambda self, status: closed.append(status))
+    monkeypatch.setattr("tandem.platform.records.recorder.write_json", full)
+    monkeypatch.setattr("tandem.launch.trackers.sinks.Sinks.close", lambda self, status: closed.append(status))
     assert train(tiny_path, tmp_path, *PPO, "tracking.console=plain") == 1
     assert closed == ["finished"]
     assert (tmp_path / "r" / "report.html").exists()
@@ -338,7 +338,7 @@ def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path,
     assert "suspect" not in summary(tmp_path)["error"]
     assert train(tiny_path, tmp_path, *run, "run.steps=3", *PLAIN) == 0
     said = capfd.readouterr().out
-    assert "going on after step 2" in said
+    assert "resuming after step 2" in said
     assert said.splitlines()[-1] == f"finished; records in {tmp_path}/r; its page is {tmp_path}/r/report.html"
 
 
@@ -352,7 +352,7 @@ def test_where_all_are_suspect_the_advice_can_be_followed(
     with monkeypatch.context() as patch:
         on_call(patch, ActorWorker, "update", 3, fail)
         assert train(tiny_path, tmp_path, *run) == 1
-    with pytest.raises(ConfigError, match=r"Set checkpoint\.resume to the path of one to go on from it all the same"):
+    with pytest.raises(ConfigError, match=r"Set checkpoint\.resume to the path of one to resume from it anyway"):
         train(tiny_path, tmp_path, *run)
     place = tmp_path / "r" / "checkpoints" / "step-000002"
     assert train(tiny_path, tmp_path, *run, f"checkpoint.resume={place}") == 0
@@ -386,7 +386,7 @@ def test_what_the_next_step_fails_on_is_passed_over(
     assert saved(tmp_path) == [1, 2]
     assert "step-000002 holds the weights that the step began with: it is marked as suspect" in summary(tmp_path)["error"]
     assert train(tiny_path, tmp_path, *run, "run.steps=4", "tracking.console=plain") == 0
-    assert "going on after step 1" in capfd.readouterr().out
+    assert "resuming after step 1" in capfd.readouterr().out
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
     marked = [path.parent.name for path in (tmp_path / "r" / "checkpoints").glob("*/suspect.json")]
     assert marked == []  # step 2 was written anew

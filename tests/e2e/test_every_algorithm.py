@@ -1,4 +1,4 @@
-"""Every algorithm of `conf/algo/` learns the embedded task; all in this process, without Ray."""
+"""Every algorithm of `conf/algo/` learns the embedded task, in this process and without Ray."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.compose import compose, config_groups
-from tandem.launch.run import run
-from tandem.platform.validate import validate
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose, config_groups
+from tandem.platform.planning.validate import validate
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""The trained policy as a Hugging Face folder, and measuring a model by itself."""
+"""Export of the trained policy as a Hugging Face folder, and evaluation of a model without training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 
 from tandem.launch import evaluate, export
-from tandem.launch.compose import compose
-from tandem.launch.run import run
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
 
 pytestmark = pytest.mark.slow
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run whose weights have moved; its tokenizer has a chat template."""
-    from tandem.platform.config import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
-    from tandem.workers.tiny import prepare_tiny
-    from tandem.workers.tokenizer import load_tokenizer
+    from tandem.platform.config.schema import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
+    from tandem.workers.models.tiny import prepare_tiny
+    from tandem.workers.models.tokenizer import load_tokenizer
 
     place = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:

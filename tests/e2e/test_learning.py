@@ -1,4 +1,4 @@
-"""The embedded task is learned: the defaults, but for the number of steps."""
+"""The defaults, except for the number of steps, learn the embedded task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long run does not grow."""
+"""The memory of a long run does not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that runs out of memory says what to set, and what it says can be followed."""
+"""A run that runs out of memory says which setting to change, and the change works."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPACE = 640 << 20
 CHILD = f"""
 import resource, sys
 import deepspeed, psutil, torch, transformers.models.qwen2.modeling_qwen2
-import tandem.launch.run, tandem.workers.tiny
+import tandem.launch.assembly.run, tandem.workers.models.tiny
 from tandem.launch.main import main
 if sys.argv[1] == "limited":
     space = psutil.Process().memory_info().vms + {SPACE}

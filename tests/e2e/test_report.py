@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from in_browser import colours_on, look_at, screenshot
 
-from tandem.launch.charts import COLOURS
-from tandem.launch.compose import compose
-from tandem.launch.report import main, render
-from tandem.launch.run import run
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
+from tandem.launch.report import main
+from tandem.launch.views.charts import COLOURS
+from tandem.launch.views.page import render
 
 pytestmark = pytest.mark.slow
 

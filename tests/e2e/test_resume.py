@@ -1,4 +1,4 @@
-"""Runs that end and go on: as if they had not ended."""
+"""Runs that end and resume give the same results as uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from tandem.launch.compose import compose
-from tandem.launch.run import run
-from tandem.platform.config import ConfigError
-from tandem.platform.validate import validate
+from tandem.launch.assembly.run import run
+from tandem.launch.compose.compose import compose
+from tandem.platform.config.schema import ConfigError
+from tandem.platform.planning.validate import validate
 
 pytestmark = pytest.mark.slow
 
@@ -224,11 +224,11 @@ def test_evaluation_leaves_training_alone_and_is_told_with_its_step(tiny_path: s
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (["run.seed=1"], r"written with run\.seed=0, this run has 1"),
-        (["data.prompts_per_step=2"], r"data\.prompts_per_step=4, this run has 2"),
+        (["run.seed=1"], r"written with run\.seed=0, but this run has 1"),
+        (["data.prompts_per_step=2"], r"data\.prompts_per_step=4, but this run has 2"),
         (["adv_estimator=gae"], "has no critic, but adv_estimator needs one"),
         (["checkpoint.resume=never"], "holds a run already"),
-        (["checkpoint.resume=missing/step-000002"], "missing/step-000002 is no whole checkpoint"),
+        (["checkpoint.resume=missing/step-000002"], "missing/step-000002 is not a complete checkpoint"),
     ],
 )
 def test_what_cannot_go_on_is_refused(tiny_path: str, tmp_path: Path, changed: list[str], said: str) -> None:
@@ -250,7 +250,7 @@ def test_data_that_has_changed_is_refused(tiny_path: str, tmp_path: Path) -> Non
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4", f"data.train={tmp_path}/b.jsonl") == 0
     (tmp_path / "b.jsonl").write_text("\n".join(reversed(rows)))
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=6", f"data.train={tmp_path}/b.jsonl") == 1
-    assert "6 training prompts that are not the 6 of now, or stood in another order" in summary_error(tmp_path)
+    assert "6 training prompts that differ from this run's 6 in content or order" in summary_error(tmp_path)
     assert saved(tmp_path)[-1] == 4
 
 
@@ -264,7 +264,7 @@ def test_a_branch_from_an_older_checkpoint(tiny_path: str, tmp_path: Path) -> No
     """In its own folder; in that of the run it would mix two courses."""
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 0
     older = f"checkpoint.resume={tmp_path}/r/checkpoints/step-000002"
-    with pytest.raises(ConfigError, match="does not go on from its newest checkpoint"):
+    with pytest.raises(ConfigError, match="does not resume from its newest checkpoint"):
         train(tiny_path, tmp_path, "algo=grpo", "run.steps=6", older)
     assert train(tiny_path, tmp_path / "branch", "algo=grpo", "run.steps=3", older) == 0
     assert [record["step"] for record in records(tmp_path / "branch")] == [3]

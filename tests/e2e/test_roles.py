@@ -12,10 +12,10 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
     import ray
     from ray.util.state import list_actors, list_placement_groups
 
-    from tandem.launch.compose import compose
-    from tandem.launch.roles import RayRoles
-    from tandem.platform.algorithms import resolve
-    from tandem.workers.cluster import connected
+    from tandem.launch.assembly.ray_roles import RayRoles
+    from tandem.launch.compose.compose import compose
+    from tandem.platform.algorithms.registry import algorithm_of
+    from tandem.workers.cluster.cluster import connected
 
     expected = {
         ("ppo", "colocated"): ({"actor-0", "critic-0", "reward-0", "rollout-0"}, 1),
@@ -27,7 +27,7 @@ def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
         for (algo, placement), (names, bundles) in expected.items():
             kl = ["algo.kl_loss_coef=0.1"] if algo == "grpo" else []
             config, _ = compose([f"algo={algo}", f"placement={placement}", "cluster.num_cpus=2", *kl])
-            algorithm = resolve(config.algo.name, config.adv_estimator, config.algo.policy_loss)
+            algorithm = algorithm_of(config)
             roles = RayRoles(config, algorithm, tiny_path, print)
             ready = roles.wait()
             alive = list_actors(own, filters=[("state", "=", "ALIVE")])

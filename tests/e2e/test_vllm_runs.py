@@ -1,4 +1,4 @@
-"""Runs that sample with vLLM, beside the other roles on real Ray."""
+"""Runs that sample with vLLM, alongside the other roles on real Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random batches with all that can go wrong in one: gaps, empty responses, unscored samples, uneven groups, poison."""
+"""Random batches with every irregularity: gaps, empty responses, unscored samples, uneven groups, NaN poison."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from reference_losses import Row
 from torch import Tensor
 from unit_batches import batch_of, poison
 
-from tandem.platform.batch import Inferred, RolloutBatch, TrainBatch, Values
-from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.config.algo import AlgoConfig
+from tandem.platform.experience.batch import Inferred, RolloutBatch, TrainBatch, Values
 
 BAD = (math.nan, math.inf, -math.inf, 100.0)
 ROWS, WIDTH, LONGEST = 12, 11, 9

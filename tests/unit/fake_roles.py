@@ -1,4 +1,4 @@
-"""Roles that write down what they are asked, and a driver over them."""
+"""Fake roles that record their calls, and a driver over them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from unit_batches import make_rollout
 
-from tandem.platform.algorithms import resolve
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch, Values
-from tandem.platform.config import Config
-from tandem.platform.data import DataOrder, Row
-from tandem.platform.driver import Driver, StepResult
-from tandem.platform.evaluate import Evaluation
-from tandem.platform.prompts import EncodedRow
-from tandem.platform.protocols import Roles, Sampling, Totals
-from tandem.platform.source import PromptSource
-from tandem.platform.spans import Spans
+from tandem.platform.algorithms.registry import resolve
+from tandem.platform.config.schema import Config
+from tandem.platform.data.prompt_source import PromptSource
+from tandem.platform.data.prompts import EncodedRow
+from tandem.platform.data.rows import DataOrder, Row
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, TrainBatch, Values
+from tandem.platform.loop.driver import Driver, StepResult
+from tandem.platform.loop.evaluate import Evaluation
+from tandem.platform.loop.protocols import Roles, Sampling, Totals
+from tandem.platform.loop.spans import Spans
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""The formulas of the papers in float64, written from the papers: advantages, and what happens to them before the losses.
+"""The formulas of the papers in float64, written from the papers: advantages and their processing before the losses.
 
-A sequence is the list of the tokens its policy wrote, without prompt, gaps and padding; everything is plain loops over such
-lists. `reference_losses.py` has the losses.
+A sequence is the list of the tokens that its policy wrote, without prompt, gaps and padding. All code is plain loops over
+such lists. `reference_losses.py` has the losses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from reference_losses import kl_value, sequence_weights
 
-from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.config.algo import AlgoConfig
 
 Numbers = list[float]
 Estimate = Callable[[Sequence["Sample"], AlgoConfig], list[Numbers]]

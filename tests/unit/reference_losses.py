@@ -1,7 +1,7 @@
 """The losses of the papers in float64, written from the papers, over lists of the tokens a policy wrote.
 
-Losses are functions of (new log-probs, frozen log-probs, ...): `frozen` stands wherever a paper stops the gradient, so a
-finite difference in the first alone is the gradient of the paper.
+Losses are functions of (new log-probs, frozen log-probs, ...). `frozen` is used wherever a paper stops the gradient, so the
+finite difference in the first argument alone is the gradient of the paper.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tandem.platform.config_algo import AlgoConfig
+from tandem.platform.config.algo import AlgoConfig
 
 Numbers = list[float]
 

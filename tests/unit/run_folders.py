@@ -1,4 +1,4 @@
-"""A run's folder to be tampered with."""
+"""Creates a run's folder for tests that tamper with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traps of the layout: `platform/` is a namespace portion, import directions, what a wheel holds."""
+"""The layout: `platform/` as a namespace portion, import directions, the content of a wheel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from rooms import ORDER, imports_of_rooms, picture
 
 FOLDERS = ("platform", "workers", "conf", "launch", "benchmarks")
 ALLOWED = {
@@ -68,16 +69,38 @@ def test_import_directions(repo: Path, folder: str) -> None:
                 assert top not in FORBIDDEN_IN_PLATFORM, f"{path} imports {name}"
 
 
+def test_rooms_import_those_below_them() -> None:
+    found = imports_of_rooms()
+    assert set(found) == {*ORDER, "workers"}  # workers/__init__.py
+    for room, others in found.items():
+        for other, files in others.items():
+            allowed = ORDER[: ORDER.index(room) + 1]
+            assert other in allowed, f"{files} of {room} import {other}, which lies above\n\n{picture()}"
+
+
 def test_the_schema_needs_no_torch() -> None:
     """Help and mistakes on the command line answer before anything heavy is imported."""
-    code = "import sys, tandem.platform.config, tandem.launch.main, tandem.launch.compose; print('torch' in sys.modules)"
+    modules = "tandem.platform.config.schema, tandem.launch.main, tandem.launch.compose.compose"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
+def test_a_run_in_one_process_needs_no_ray(tmp_path: Path) -> None:
+    small = ["run.steps=1", "model.warmstart.steps=0", "data.prompts_per_step=2", "task.eval_size=4", "checkpoint.every=0"]
+    code = (
+        "import sys\nsys.modules['ray'] = None  # an import of it fails\n"
+        "from tandem.launch.cli import main\nsys.exit(main(['train', *sys.argv[1:]]))"
+    )
+    command = [sys.executable, "-c", code, "cluster=inline", f"run.dir={tmp_path}", *small]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TANDEM_CACHE": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+
+
 def test_scripts_shadow_no_module(repo: Path) -> None:
     """`python launch/main.py` puts launch/ first on sys.path, of every Ray worker too."""
-    names = {path.stem for path in sources(repo, "launch")} - {"__init__"}
+    names = {path.stem for path in (repo / "launch").iterdir()} - {"__init__", "__pycache__"}
     installed = {path.name.removesuffix(".py") for path in Path(sysconfig.get_path("purelib")).iterdir()}
     assert not names & (set(sys.stdlib_module_names) | installed)
 
@@ -87,43 +110,38 @@ def test_packages_are_all_listed(repo: Path) -> None:
     there = {
         "tandem." + ".".join(path.parent.relative_to(repo).parts) for folder in FOLDERS for path in sources(repo, folder)
     }
-    assert set(listed) == there
+    assert set(listed) == {*there, "tandem.platform"}  # which holds its README alone
 
 
-def test_names_of_rewards_and_estimators_are_choices_of_the_schema() -> None:
-    from tandem.platform.algorithms import ESTIMATORS, POLICY_LOSSES
-    from tandem.platform.config import Config, settings
-    from tandem.platform.kl import KL_ESTIMATORS
-    from tandem.platform.losses import AGGREGATIONS
-    from tandem.platform.tasks import TASKS
-    from tandem.workers.rollout import ENGINES
-    from tandem.workers.trained import BACKENDS
+def test_choices_are_what_the_registries_hold() -> None:
+    from tandem.platform.config.schema import Config, settings
+    from tandem.platform.planning.choices import REGISTRIES
+    from tandem.workers.roles.rollout import ENGINES
+    from tandem.workers.roles.trained import BACKENDS
 
-    choices = {key: set(meta["choices"]) for key, _, meta in settings(Config()) if meta.get("choices")}
-    assert choices["adv_estimator"] == set(ESTIMATORS)
-    assert choices["algo.policy_loss"] == set(POLICY_LOSSES)
-    assert choices["algo.kl_loss_estimator"] == choices["algo.kl_reward_estimator"] == set(KL_ESTIMATORS)
-    assert choices["algo.loss_aggregation"] == set(AGGREGATIONS)
-    assert choices["task.name"] == set(TASKS)
-    assert choices["rollout.engine"] == {"auto", *ENGINES}
-    assert choices["trainer.name"] == set(BACKENDS)
+    known = {key: meta for key, _, meta in settings(Config())}
+    assert REGISTRIES.keys() <= known.keys()
+    assert not any(known[key]["choices"] for key in REGISTRIES)  # in one place
+    # platform cannot import what workers hold.
+    assert set(known["rollout.engine"]["choices"]) == {"auto", *ENGINES}
+    assert set(known["trainer.name"]["choices"]) == set(BACKENDS)
 
 
 def test_every_setting_is_read(repo: Path) -> None:
     """A setting that no code reads is a promise not kept."""
-    from tandem.platform.config import Config, settings
+    from tandem.platform.config.schema import Config, settings
 
     folders = ("platform", "workers", "launch")
     code = "\n".join(
         path.read_text()
         for folder in folders
         for path in sources(repo, folder)
-        if path.name not in ("config.py", "config_algo.py", "settings.py")
+        if path.parent.name != "config" and path.name != "settings.py"
     )
     read = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
     read |= {
         node.attr
-        for node in ast.walk(ast.parse((repo / "platform" / "config.py").read_text()))
+        for node in ast.walk(ast.parse((repo / "platform" / "config" / "schema.py").read_text()))
         if isinstance(node, ast.Attribute)
     }
     unread = [key for key, _, _ in settings(Config()) if key.rpartition(".")[2] not in read]

@@ -1,4 +1,4 @@
-"""Small hand-made data for the unit tests."""
+"""Small hand-made batches for the unit tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.platform.batch import Prompt, Rollout, RolloutBatch, Score, StopReason
+from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason
 
 
 def make_rollout(
