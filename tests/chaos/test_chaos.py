@@ -75,7 +75,7 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
     assert len(hurt) == len(attacks), f"an attack did not happen:\n{output}\n{errors}"
     summary = json.loads((folder / "r" / "summary.json").read_text())
     lines = (folder / "r" / "metrics.jsonl").read_text().splitlines()
-    _, alive = psutil.wait_procs(list(family.values()), timeout=10)
+    _, alive = psutil.wait_procs(list(family.values()), timeout=60)
     return Outcome(
         process.pid,
         process.returncode,

@@ -88,7 +88,7 @@ class Loop:
             family |= {child.pid: child for child in family_of(driver)}
             time.sleep(0.2)
         assert driver.poll() is not None, f"the run hangs after the kill of {self.kills[-1:]}"
-        _, alive = psutil.wait_procs(list(family.values()), timeout=20)
+        _, alive = psutil.wait_procs(list(family.values()), timeout=60)
         assert [process.name() for process in alive] == [], f"left behind after the kill of {self.kills[-1:]}"
         return int(driver.returncode)
 

@@ -182,7 +182,7 @@ def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, 
     if before:
         hidden = shutil.copytree(tiny_path, tmp_path / "own" / "model")
         lacking = [*command, f"model.path={hidden}", "run.name=lacking"]
-        done = subprocess.run(lacking, cwd=repo, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(lacking, cwd=repo, capture_output=True, text=True, timeout=300)
         assert done.returncode == 1
         said = f"model.path: {hidden} does not exist on node 10.77.0.2, which runs rollout, actor, critic. Put it at the"
         assert said in done.stderr

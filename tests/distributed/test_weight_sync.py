@@ -135,7 +135,7 @@ def test_no_one_else_joins_a_private_cluster_or_reads_its_files(cluster: None, s
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.rglob("*.log")) != []
     assert who_tells(token, folder) == []
-    said, _ = stranger.communicate(timeout=60)
+    said, _ = stranger.communicate(timeout=180)
     assert "InvalidAuthToken" in said
     assert "joined" not in said
 
@@ -145,8 +145,8 @@ def fresh(spec: RolloutSpec) -> list[Rollout]:
     import ray
 
     worker: Any = ray.remote(num_cpus=1)(RolloutWorker).remote(spec, Rank(threads=1))  # type: ignore[attr-defined]
-    ray.get(worker.start.remote(), timeout=120)
-    rollouts = ray.get(worker.generate.remote(PROMPTS, SAMPLING), timeout=60)
+    ray.get(worker.start.remote(), timeout=300)
+    rollouts = ray.get(worker.generate.remote(PROMPTS, SAMPLING), timeout=180)
     ray.kill(worker)
     return list(rollouts)
 

@@ -78,7 +78,7 @@ def test_vllm_samples_from_it_what_transformers_does(trained: Path, tmp_path: Pa
         code = "import sys; from tandem.launch.evaluate import main; sys.exit(main(sys.argv[1:]))"
         more = ["reward.functions.matching_characters=1", "rollout.max_response_tokens=8"]
         command = [sys.executable, "-c", code, *own, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
         found.append(json.loads((tmp_path / f"{engine}.json").read_text()))
     assert found[0] == found[1]

@@ -103,7 +103,7 @@ def test_another_number_of_ranks_goes_on_with_the_next_prompts(tiny_path: str, t
     more = [*SMALL[2:], *alike, f"model.path={tiny_path}", f"run.dir={tmp_path / 'b'}", "run.steps=6"]
     two = ["actor.ranks=2", "rollout.replicas=2", "cluster.num_cpus=2", "tracking.console=plain"]
     command = [sys.executable, "launch/main.py", *more, *two]
-    done = subprocess.run(command, cwd=repo, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=repo, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "changed since: actor.ranks 1 -> 2" in done.stdout
     assert prompts(tmp_path / "a") == prompts(tmp_path / "b")
