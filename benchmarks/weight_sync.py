@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from tandem.launch.assembly import prepare
+from tandem.launch.assembly import inputs
 from tandem.launch.assembly.ray_roles import RayRoles
 from tandem.launch.compose.compose import compose
 from tandem.platform.algorithms.registry import algorithm_of
@@ -62,7 +62,7 @@ def measure(transport: str, replicas: int, overrides: list[str]) -> str:
     has_model = any(override.startswith("model.path=") for override in overrides)
     config, _ = compose(["algo=grpo", "cluster=local", *([] if has_model else ENLARGED), *settings, *overrides])
     algorithm = algorithm_of(config)
-    path = prepare.model_path(config, lambda step, total: None)
+    path = inputs.model_path(config, lambda step, total: None)
     with connected(config.cluster):
         ray_roles = RayRoles(config, algorithm, path, say)
         try:

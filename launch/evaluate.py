@@ -44,7 +44,7 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
     Raises:
         ConfigError: a setting cannot work, or there is no held-out data.
     """
-    from tandem.launch.assembly import prepare
+    from tandem.launch.assembly import inputs
     from tandem.launch.assembly.roles import role_specs
     from tandem.launch.compose.compose import compose
     from tandem.launch.views.display import PlainDisplay, warm_start
@@ -59,13 +59,13 @@ def evaluate(overrides: Sequence[str]) -> dict[str, float]:
 
     config, explicit = compose(overrides)
     validate(config, explicit)
-    prepare.check_engine(config)
+    inputs.check_engine(config)
     display = PlainDisplay(error=True)
-    path = prepare.model_path(config, warm_start(display))
-    prepare.check_context(config, path)
+    path = inputs.model_path(config, warm_start(display))
+    inputs.check_context(config, path)
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
-    prepare.check_stop_ids(config, path, tokenizer)
-    sets = prepare.evaluations(config, path, tokenizer, display.note)
+    inputs.check_stop_ids(config, path, tokenizer)
+    sets = inputs.evaluations(config, path, tokenizer, display.note)
     if not sets:
         raise ConfigError("there is no held-out data. Set data.eval=FILE")
     specs, rank = role_specs(config, algorithm_of(config), path), Rank()

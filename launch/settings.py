@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from tandem.launch.compose.command import command
-from tandem.platform.config.schema import Config, settings
+from tandem.platform.config.schema import Config, each_setting
 from tandem.platform.config.setting import BOUNDS
 from tandem.platform.system.terminal import say
 
@@ -38,7 +38,7 @@ def settings_table(words: Sequence[str] = ()) -> str:
     ]
     matching = [
         (key, value, meta)
-        for key, value, meta in settings(Config())
+        for key, value, meta in each_setting(Config())
         if all(word.lower() in f"{key} {meta.get('help', '')}".lower() for word in words)
     ]
     for key, value, meta in matching:

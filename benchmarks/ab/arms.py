@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from tandem.launch.assembly.prepare import model_path
+from tandem.launch.assembly.inputs import model_path
 from tandem.launch.compose.compose import compose, explain, flat
 from tandem.launch.compose.overrides import LONGEST_SHOWN, refuse_deep
 from tandem.platform.algorithms.registry import ESTIMATORS, Algorithm, algorithm_of

@@ -24,9 +24,8 @@ from tandem.benchmarks.ab.verdict import (
     sentences,
     where,
 )
-from tandem.launch.views.charts import bars, intervals, lines
-from tandem.launch.views.markup import Markup, element, together
-from tandem.launch.views.page import page, table
+from tandem.launch.views.charts import Chart, bars, intervals, lines, side_by_side
+from tandem.launch.views.rendering import rendered
 from tandem.platform.config.schema import ConfigError
 from tandem.platform.system.files import write_text
 from tandem.platform.system.redact import redacted_values
@@ -71,17 +70,17 @@ def rebuild(folder: Path) -> Path:
         raise ConfigError(f"report={folder}: its results.json is inconsistent: {problem}") from error
 
 
-def as_html(results: Mapping[str, Any]) -> Markup:
+def as_html(results: Mapping[str, Any]) -> str:
     """The report as a self-contained page."""
-    parts: list[Markup] = [element("p", text) for text in sentences(results)]
-    for title, charts in figures(results):
-        if any(charts):
-            parts += [element("h2", title), element("div", *charts, class_="charts")]
-    for title, note, rows in all_tables(results):
-        wide = element("div", table(rows[0], rows[1:]), class_="wide")
-        parts += [element("h2", title), element("p", note), wide]
-    heading = element("h1", "What the critic costs and what it buys")
-    return page("Critic against group sampling", heading, *parts, _conditions(results))
+    charts = [(title, [chart for chart in drawn if chart]) for title, drawn in figures(results)]
+    return rendered(
+        Path(__file__).parent / "templates" / "comparison.html",
+        title="Critic against group sampling",
+        sentences=sentences(results),
+        sections=[(title, drawn) for title, drawn in charts if drawn],
+        tables=all_tables(results),
+        conditions=_conditions(results),
+    )
 
 
 def as_markdown(results: Mapping[str, Any]) -> str:
@@ -111,24 +110,14 @@ def as_csv(results: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def main_figure(results: Mapping[str, Any]) -> Markup:
+def main_figure(results: Mapping[str, Any]) -> str:
     """The figure of the README: learning at equal completions and at equal time, side by side with memory and step time."""
     metric = results["derived"]["metrics"][0]
     charts = [_learning(results, metric, axis) for axis in ("completions", "seconds")] + [_times(results), _held(results)]
-    columns, width = 2, 470
-    placed, y = [], 0
-    for start in range(0, len(charts), columns):
-        row = [chart for chart in charts[start : start + columns] if chart]
-        heights = [float(chart.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()[1]) for chart in row]
-        for number, (chart, height) in enumerate(zip(row, heights, strict=True)):
-            placed.append(element("svg", chart, x=number * width, y=y, width=460, height=f"{height:.0f}"))
-        y += int(max(heights, default=0)) + 12
-    look = {"font_family": "system-ui, sans-serif", "style": "background:#fff"}
-    box = f"0 0 {columns * width} {y}"
-    return together(element("svg", *placed, xmlns="http://www.w3.org/2000/svg", viewBox=box, **look), "\n")
+    return side_by_side([chart for chart in charts if chart])
 
 
-def figures(results: Mapping[str, Any]) -> list[tuple[str, list[Markup]]]:
+def figures(results: Mapping[str, Any]) -> list[tuple[str, list[Chart | None]]]:
     """All charts by section."""
     metrics = results["derived"]["metrics"]
     return [
@@ -144,7 +133,7 @@ def figures(results: Mapping[str, Any]) -> list[tuple[str, list[Markup]]]:
     ]
 
 
-def _learning(results: Mapping[str, Any], metric: str, axis: str) -> Markup:
+def _learning(results: Mapping[str, Any], metric: str, axis: str) -> Chart | None:
     arms = results["derived"]["arms"]
     curves = {label(results, name): arms[name]["curves"][metric][axis] for name in _headline(results)}
     series = {name: [(x, y) for x, y, _, _ in rows] for name, rows in curves.items()}
@@ -152,13 +141,13 @@ def _learning(results: Mapping[str, Any], metric: str, axis: str) -> Markup:
     return lines(metric, series, bands=around, x_label=AXES[axis])
 
 
-def _trend(results: Mapping[str, Any], key: str) -> Markup:
+def _trend(results: Mapping[str, Any], key: str) -> Chart | None:
     arms = results["derived"]["arms"]
     curves = {label(results, name): arms[name]["trend_curves"].get(key, []) for name in _headline(results)}
     return lines(key, curves, x_label="training step")
 
 
-def _times(results: Mapping[str, Any]) -> Markup:
+def _times(results: Mapping[str, Any]) -> Chart | None:
     rows = {
         label(results, name): {part: arm["costs"]["seconds"].get(part, 0.0) for part in (*PARTS, "rest")}
         for name, arm in finished(results).items()
@@ -169,7 +158,7 @@ def _times(results: Mapping[str, Any]) -> Markup:
     )
 
 
-def _held(results: Mapping[str, Any]) -> Markup:
+def _held(results: Mapping[str, Any]) -> Chart | None:
     rows = {}
     for name, arm in finished(results).items():
         held = {role: sum(kinds[item] for item in (*HELD, "cache")) / MIB for role, kinds in arm["memory"].items()}
@@ -177,7 +166,7 @@ def _held(results: Mapping[str, Any]) -> Markup:
     return bars("tensors of each role", rows, "MiB", 150)
 
 
-def _flops(results: Mapping[str, Any]) -> Markup:
+def _flops(results: Mapping[str, Any]) -> Chart | None:
     rows = {
         label(results, name): {phase: count / 1e9 for phase, count in arm["costs"]["flops"].items()}
         for name, arm in finished(results).items()
@@ -185,7 +174,7 @@ def _flops(results: Mapping[str, Any]) -> Markup:
     return bars("operations of a step", rows, "GFLOP", 150)
 
 
-def _items(results: Mapping[str, Any]) -> list[Markup]:
+def _items(results: Mapping[str, Any]) -> list[Chart | None]:
     """Memory of each role, for the first arm with a critic and the first arm without."""
     arms, charts = finished(results), []
     wanted = [next((n for n in arms if ("critic" in arms[n]["memory"]) == has), None) for has in (True, False)]
@@ -198,7 +187,7 @@ def _items(results: Mapping[str, Any]) -> list[Markup]:
     return charts
 
 
-def _groups(results: Mapping[str, Any], metric: str) -> Markup:
+def _groups(results: Mapping[str, Any], metric: str) -> Chart | None:
     """Accuracy over group size by algorithm, for the arms that differ only in group size."""
     arms = finished(results)
     series: dict[str, list[tuple[float, float]]] = {}
@@ -211,7 +200,7 @@ def _groups(results: Mapping[str, Any], metric: str) -> Markup:
     return lines(metric, series, bands=around, x_label="samples per prompt, G")
 
 
-def _critics(results: Mapping[str, Any], metric: str) -> Markup:
+def _critics(results: Mapping[str, Any], metric: str) -> Chart | None:
     rows = {}
     for arm in results["arms"]:
         result = finished(results).get(arm["name"])
@@ -221,7 +210,7 @@ def _critics(results: Mapping[str, Any], metric: str) -> Markup:
     return intervals(metric, rows, zero=False)
 
 
-def _differences(results: Mapping[str, Any], metric: str, axis: str) -> Markup:
+def _differences(results: Mapping[str, Any], metric: str, axis: str) -> Chart | None:
     rows = {
         f"{label(results, comparison['ours'])} - {label(results, comparison['theirs'])}": tuple(
             comparison["difference"][end] for end in ("value", "low", "high")
@@ -330,7 +319,8 @@ def _arm_rows(results: Mapping[str, Any]) -> Table:
     return rows
 
 
-def _conditions(results: Mapping[str, Any]) -> Markup:
+def _conditions(results: Mapping[str, Any]) -> dict[str, object]:
+    """Machine, versions and settings."""
     machine = results["machine"]
     facts = {
         "devices": where(machine),
@@ -338,9 +328,7 @@ def _conditions(results: Mapping[str, Any]) -> Markup:
         "first weights": results["model"]["digest"],
         **machine["versions"],
     }
-    settings = {**facts, **results["settings"]}
-    rows = [[key, value] for key, value in settings.items()]
-    return element("details", element("summary", "Machine, versions, settings"), table(["key", "value"], rows))
+    return {**facts, **results["settings"]}
 
 
 def _headline(results: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from tandem.launch.assembly import prepare
+from tandem.launch.assembly import inputs
 from tandem.launch.assembly.memory_plan import MemoryPlan, settle
 from tandem.launch.assembly.roles import placement_here, wants_gpu
 from tandem.launch.assembly.versions import versions
@@ -34,14 +34,14 @@ def dry_run(config: Config, note: Callable[[str], None]) -> str:
         ConfigError, DataError: the run could not start; the message says why.
     """
     algorithm = algorithm_of(config)
-    prepare.check_engine(config)
+    inputs.check_engine(config)
     with TemporaryDirectory() as folder:
         path = config.model.path
         if path is None:
             describe_tiny(config.model, config.task, Path(folder))
             path = folder
-        prepare.check_model(config, path)
-        data = prepare.inputs(config, path, note)
+        inputs.check_model(config, path)
+        data = inputs.read_inputs(config, path, note)
     _check_rewards(config)
     bundles: tuple[Mapping[str, float], ...] = ()
     if config.cluster.name != "inline":
@@ -53,7 +53,7 @@ def dry_run(config: Config, note: Callable[[str], None]) -> str:
     return f"data\n{data_table(data)}\n\n{plan}"
 
 
-def data_table(data: prepare.Inputs) -> str:
+def data_table(data: inputs.Inputs) -> str:
     """The training data and the held-out sets, with their first and last prompts."""
     rows = [["set", "prompts", "tokens each", "first", "last"]]
     sets = [("train", [row.ids for row in data.source.rows], [row.text for row in data.source.rows])]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.launch.assembly import prepare
+from tandem.launch.assembly import inputs
 from tandem.launch.assembly.folder import folder_of, make_folder, name_run
 from tandem.launch.assembly.identity import for_trackers
 from tandem.launch.assembly.memory_plan import MemoryPlan, advice, settle
@@ -26,7 +26,6 @@ from tandem.launch.storage.lease import only_writer
 from tandem.launch.storage.sharing import shared_with
 from tandem.launch.trackers.sinks import Sinks
 from tandem.launch.views.display import Display, make_display, warm_start
-from tandem.launch.views.page import write_report
 from tandem.launch.views.panels import still_keys
 from tandem.platform.algorithms.registry import Algorithm, algorithm_of
 from tandem.platform.config.schema import Config
@@ -70,6 +69,8 @@ class Outputs:
                 lost.append(f"the run's {what} not complete: {type(failure).__name__}: {failure}")
         page = ""
         with suppress(Exception):  # a missing report is no reason to fail
+            from tandem.launch.views.page import write_report  # loads matplotlib, which only this needs
+
             page = f"; its page is {write_report(self.recorder.folder)}"
         self.display.phase(status)
         self.display.close()
@@ -175,12 +176,12 @@ def train(config: Config, outputs: Outputs, checkpoints: Checkpoints, found: Che
     algorithm = algorithm_of(config)
     if found:
         check_critic(found, algorithm.needs_critic)
-    prepare.check_engine(config)
+    inputs.check_engine(config)
     display.phase("model")
-    path = prepare.model_path(config, warm_start(display))
-    prepare.check_model(config, path)
+    path = inputs.model_path(config, warm_start(display))
+    inputs.check_model(config, path)
     display.phase("data")
-    data = prepare.inputs(config, path, display.note)
+    data = inputs.read_inputs(config, path, display.note)
     source, evaluations, steps = data.source, data.evaluations, data.steps
     scheduled = with_total_steps(config, steps, algorithm.needs_critic)
     with roles_of(scheduled, algorithm, path, outputs, signals) as roles:

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from tandem.launch.compose.command import as_called
 from tandem.launch.compose.other_names import ours
 from tandem.launch.compose.overrides import Typed, parse
-from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.config.schema import Config, ConfigError, each_setting
 from tandem.platform.system.redact import redacted_values
 from tandem.platform.system.text import did_you_mean
 
@@ -209,7 +209,7 @@ def setting_keys(cls: type = Config, prefix: str = "") -> dict[str, bool]:
 
 def flat(config: Config) -> dict[str, Any]:
     """Every setting by dotted key, in a form that JSON can hold, without secrets."""
-    return {key: redacted_values(value) for key, value, _ in settings(config)}
+    return {key: redacted_values(value) for key, value, _ in each_setting(config)}
 
 
 def config_groups() -> dict[str, list[str]]:

@@ -1,52 +1,105 @@
-"""Charts as SVG text, for reports that can be read without network access or a library.
+"""Charts, drawn by matplotlib as SVG.
 
 Series differ in colour (the palette of Okabe and Ito, which colour-blind readers can distinguish) and in dash, so they also
-differ in black-and-white print. Colours are attributes, so a chart is complete by itself. Classes let a page's style
-replace them, for example in dark mode: `t` text, `g` grid, `e` edge between areas, `z` zero line, `s0` to `s7` and `f0` to
-`f7` lines and areas of the series.
+differ in black-and-white print. A drawing by itself is complete. In a page, every colour is a variable of the page's
+palette, so the chart follows light and dark mode.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from xml.etree import ElementTree
 
-from tandem.launch.views.markup import Markup, element
+import matplotlib
+from markupsafe import Markup
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure, FigureBase
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-DASHES = ("", "6 3", "2 2", "8 3 2 3", "4 4", "1 3", "10 4", "3 1")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 240, 58, 12, 30, 34
-LETTER = 6.2  # upper bound of the mean letter width in a legend, in pixels
+from tandem.launch.views.palette import COLOURS, LIGHT
+from tandem.platform.system.terminal import shown
+
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 3)), (0, (1, 2)), (0, (8, 3)), (0, (2, 1)))
+LEFT, RIGHT, TOP, BOTTOM, ROW = 58, 12, 30, 34, 16  # margins around the axes, and a row of the legend
+LETTER = 6.4  # upper bound of the mean letter width at SIZE
+SIZE = 11  # of letters
+ROUND = (1, 2, 2.5, 5, 10)  # distances between ticks, times a power of ten
 Points = Sequence[tuple[float, float]]
 LARGEST = 1e100  # largest value drawn: sums and spans of such values are finite
-SMALLEST = 1e-100  # smallest span that gets more than one tick
-Mark = Callable[[int, float, float], Markup]
-"""(number of a series, x, y) -> its mark in the legend."""
+SMALLEST = 1e-100  # smallest sum that is drawn as a bar
+
+SVG, XLINK, TIP = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "tip: "
+PLAIN = {
+    "font.size": SIZE,
+    "text.color": LIGHT["text"],
+    "text.parse_math": False,
+    "axes.labelcolor": LIGHT["text"],
+    "axes.axisbelow": True,
+    "axes.edgecolor": LIGHT["line"],
+    "axes.formatter.useoffset": False,
+    "xtick.labelcolor": LIGHT["text"],
+    "ytick.labelcolor": LIGHT["text"],
+    "xtick.bottom": False,
+    "ytick.left": False,
+    "grid.color": LIGHT["line"],
+    "path.simplify_threshold": 0.5,  # of a pixel
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "tandem",  # the same drawing has the same names
+}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The width of a chart and whether it has a title inside. Without a title, the top margin is smaller and the legend
-    wider.
+    """The width of a chart in pixels, and whether its title is inside. Without a title, the top margin is smaller and the
+    legend wider.
     """
 
-    width: int = WIDTH
+    width: int = 460
     titled: bool = True
 
     @property
     def top(self) -> int:
-        """Pixels above the frame."""
+        """Pixels above the axes."""
         return TOP if self.titled else 10
 
-    @property
-    def legend(self) -> tuple[int, int]:
-        """The left edge of the legend, and the width of one of its two columns."""
-        left = LEFT if self.titled else 10
-        return left, (self.width - left - RIGHT) // 2
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart that is not drawn yet. `paint` draws it on a figure of `width` x `height` pixels."""
+
+    title: str
+    width: int
+    height: int
+    paint: Callable[[FigureBase], None]
+
+    def inline(self) -> Markup:
+        """The chart for a page that has the palette's variables."""
+        return _inline(_drawn(self.width, self.height, self.paint), self.title)
 
 
-WIDE = Shape()
+def side_by_side(charts: Sequence[Chart], columns: int = 2) -> str:
+    """Charts in a grid, as one complete SVG file."""
+    rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
+    heights = [max(chart.height for chart in row) for row in rows]
+    width, height = columns * max(chart.width for chart in charts), sum(heights)
+
+    def paint(figure: FigureBase) -> None:
+        places = figure.add_gridspec(
+            len(rows), columns, left=0, bottom=0, right=1, top=1, wspace=0, hspace=0, height_ratios=heights
+        )
+        for y, row in enumerate(rows):
+            for x, chart in enumerate(row):
+                place = figure.add_subfigure(places[y, x])
+                place.set_facecolor("none")
+                chart.paint(place)
+
+    return _drawn(width, height, paint, background="white")
 
 
 def lines(
@@ -56,223 +109,233 @@ def lines(
     zero: bool = False,
     bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
     x_label: str = "",
-    shape: Shape = WIDE,
-) -> Markup:
-    """Lines over training steps, or over the axis of `x_label`; `zero` includes 0 in the y axis. Empty without data.
+    shape: Shape = Shape(),
+) -> Chart | None:
+    """Lines over training steps, or over the axis of `x_label`; `zero` includes 0 in the y axis. None without data.
 
     Args:
         bands: points (x, low, high) of bands around the lines of these names.
     """
-    drawn = {name: [point for point in points if _can_be_drawn(*point)] for name, points in series.items()}
-    drawn = {name: points for name, points in drawn.items() if points}
-    if not drawn:
-        return Markup()
-    xs = [x for points in drawn.values() for x, _ in points]
-    around = {
-        name: [point for point in band if _can_be_drawn(*point)] for name, band in (bands or {}).items() if name in drawn
-    }
-    ys = [y for points in drawn.values() for _, y in points] + ([0.0] if zero else [])
-    ys += [y for band in around.values() for _, low, high in band for y in (low, high)]
-    frame = _Frame(min(xs), max(xs), min(ys), max(ys), shape)
-    body = [_band(frame, around[name], number) for number, name in enumerate(drawn) if name in around]
-    for number, (name, points) in enumerate(drawn.items()):
-        body += _line(frame, name, points, number)
-    return _figure(title, unit, frame, body, list(drawn) if len(drawn) > 1 else [], _line_mark, x_label)
+    curves = {name: [point for point in points if _can_be_drawn(*point)] for name, points in series.items()}
+    numbers = {name: number % 8 for number, name in enumerate(series)}  # a series without data keeps its colour
+    curves = {name: points for name, points in curves.items() if points}
+    around = {name: [point for point in band if _can_be_drawn(*point)] for name, band in (bands or {}).items()}
+    if not curves:
+        return None
+
+    def draw(axes: Axes) -> list[Artist]:
+        handles: list[Artist] = []
+        for name, points in curves.items():
+            number = numbers[name]
+            colour = COLOURS[number]
+            if band := around.get(name):
+                axes.fill_between(*zip(*band, strict=True), color=colour, alpha=0.13, linewidth=0)
+            dot = "o" if len(points) == 1 else ""
+            style = {"color": colour, "linestyle": DASHES[number], "linewidth": 1.6, "marker": dot, "markersize": 6}
+            handles += axes.plot(*zip(*points, strict=True), **style, gid=_tip(name))
+        axes.grid(axis="y")
+        axes.margins(x=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
+        if zero:
+            axes.set_ylim(*_with_zero(*axes.get_ylim()))
+        return handles
+
+    return _chart(title, unit, shape, draw, list(curves) if len(curves) > 1 else [], x_label)
 
 
-def _line(frame: _Frame, name: str, points: Points, number: int) -> list[Markup]:
-    """A line; a single point also gets a dot."""
-    colour, tip = COLOURS[number % 8], element("title", name)
-    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
-    look = {"fill": "none", "stroke_width": 1.6, "stroke": colour, "stroke_dasharray": DASHES[number % 8]}
-    look["class_"] = f"s{number % 8}"
-    drawn = [element("polyline", tip, points=path, **look)]
-    if len(points) == 1:
-        [(x, y)] = points
-        drawn.append(
-            element("circle", cx=f"{frame.x(x):.1f}", cy=f"{frame.y(y):.1f}", r=3, fill=colour, class_=f"f{number % 8}")
-        )
-    return drawn
-
-
-def _band(frame: _Frame, band: Sequence[tuple[float, float, float]], number: int) -> Markup:
-    there = [f"{frame.x(x):.1f},{frame.y(high):.1f}" for x, _, high in band]
-    back = [f"{frame.x(x):.1f},{frame.y(low):.1f}" for x, low, _ in reversed(band)]
-    look = {"fill": COLOURS[number % 8], "class_": f"f{number % 8}", "fill_opacity": 0.13}
-    return element("polygon", points=" ".join(there + back), **look)
-
-
-def intervals(title: str, rows: Mapping[str, tuple[float, float, float]], unit: str = "", zero: bool = True) -> Markup:
-    """Values with intervals, (value, low, high), one row each; `zero` draws a line at 0."""
-    rows = {name: row for name, row in rows.items() if _can_be_drawn(*row)}
-    if not rows:
-        return Markup()
-    left, step = max(190, min(250, round(max(map(len, rows)) * LETTER) + 14)), 24
-    ends = [end for row in rows.values() for end in row] + ([0.0] if zero else [])
-    scale = ticks(min(ends), max(ends), 4)
-    low, high = min(scale[0], *ends), max(scale[-1], *ends)
-    width = (WIDTH - left - 24) / (high - low if high - low > SMALLEST else 1.0)
-    bottom = TOP + step * len(rows)
-    body = [_title(title, unit)]
-    for tick in scale:
-        x = left + (tick - low) * width
-        is_zero = zero and tick == 0
-        look = {"stroke": "#000", "stroke_width": 1.2, "class_": "z"} if is_zero else {"stroke": "#ddd", "class_": "g"}
-        body.append(element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=bottom, **look))
-        body.append(_text(x, bottom + 15, _short(tick), 11, anchor="middle"))
-    for number, (name, row) in enumerate(rows.items()):
-        y, (value, least, most) = TOP + step * number + 12, row
-        tip = element("title", f"{name}: {value:.4g} [{least:.4g}, {most:.4g}] {unit}")
-        middle, start, end = (f"{left + (place - low) * width:.1f}" for place in row)
-        body.append(_text(left - 8, y + 4, name, 11, anchor="end"))
-        body.append(element("line", tip, x1=start, x2=end, y1=y, y2=y, stroke=COLOURS[0], stroke_width=2.4, class_="s0"))
-        body.append(element("circle", tip, cx=middle, cy=y, r=4, fill=COLOURS[0], class_="f0"))
-    return _svg(body, bottom + 24, title)
-
-
-def areas(title: str, series: Mapping[str, Points], unit: str = "", x_label: str = "", shape: Shape = WIDE) -> Markup:
-    """Stacked areas over training steps; all series must have the same steps."""
-    if not series or not any(series.values()):
-        return Markup()
+def areas(
+    title: str, series: Mapping[str, Points], unit: str = "", x_label: str = "", shape: Shape = Shape()
+) -> Chart | None:
+    """Stacked areas over training steps; all series must have the same steps. None without data."""
+    if not any(series.values()):
+        return None
     steps = [x for x, _ in next(iter(series.values()))]
-    below = [0.0] * len(steps)
-    layers = []
-    for name, points in series.items():
-        above = [low + (y if _can_be_drawn(y) else 0.0) for low, (_, y) in zip(below, points, strict=True)]
-        layers.append((name, below, above))
-        below = above
-    frame = _Frame(min(steps), max(steps), 0.0, max(below), shape)
-    body = []
-    for number, (name, low, high) in enumerate(layers):
-        there = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(steps, high, strict=True)]
-        back = [f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(reversed(steps), reversed(low), strict=True)]
-        look = {"fill": COLOURS[number % 8], "fill_opacity": 0.75, "stroke": "#fff", "stroke_width": 0.6}
-        look["class_"] = f"f{number % 8} e"
-        body.append(element("polygon", element("title", name), points=" ".join(there + back), **look))
-    return _figure(title, unit, frame, body, [name for name, _, _ in layers], _area_mark, x_label)
+    heights = [[y if _can_be_drawn(y) else 0.0 for _, y in points] for points in series.values()]
+
+    def draw(axes: Axes) -> list[Artist]:
+        look = {"alpha": 0.75, "edgecolor": LIGHT["card"], "linewidth": 0.6}
+        drawn = axes.stackplot(steps, heights, colors=COLOURS, **look)
+        for name, area in zip(series, drawn, strict=True):
+            area.set_gid(_tip(name))
+        axes.grid(axis="y")
+        axes.margins(x=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
+        return _patches(len(series))
+
+    return _chart(title, unit, shape, draw, list(series), x_label)
 
 
 def bars(
-    title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "", left: int = 90, shape: Shape = WIDE
-) -> Markup:
-    """Horizontal stacked bars, one per row; row names have `left` pixels."""
-    rows = {
+    title: str, rows: Mapping[str, Mapping[str, float]], unit: str = "", left: int = 90, shape: Shape = Shape()
+) -> Chart | None:
+    """Horizontal stacked bars, one per row; row names have `left` pixels. None if all are zero."""
+    shares = {
         name: {part: value for part, value in row.items() if _can_be_drawn(value) and value >= 0}
         for name, row in rows.items()
     }
-    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
-    most = max((sum(row.values()) for row in rows.values()), default=0.0)
-    if most < SMALLEST:
-        return Markup()
-    step = 26
-    bottom = shape.top + step * len(rows)
-    scale = (shape.width - left - 70) / most
-    body = [_title(title, unit)] if shape.titled else []
-    for number, (name, row) in enumerate(rows.items()):
-        x, y = float(left), shape.top + step * number
-        body.append(_text(left - 6, y + 14, name, 11, anchor="end"))
-        for part, value in row.items():
-            tip, width, colour = (
-                element("title", f"{name} {part}: {value:.4g} {unit}"),
-                value * scale,
-                parts.index(part) % 8,
-            )
-            look = {"height": 18, "fill": COLOURS[colour], "stroke": "#fff", "class_": f"f{colour} e"}
-            body.append(element("rect", tip, x=f"{x:.1f}", y=y, width=f"{width:.1f}", **look))
-            x += width
-        body.append(_text(x + 4, y + 14, f"{sum(row.values()):.3g}", 11))
-    legend, height = _legend(parts, bottom + 14, _area_mark, shape)
-    return _svg([*body, *legend], bottom + 14 + height, title, shape)
+    parts = list(dict.fromkeys(part for row in shares.values() for part in row))
+    sums = [sum(row.values()) for row in shares.values()]
+    if max(sums, default=0.0) < SMALLEST:
+        return None
+
+    def draw(axes: Axes) -> list[Artist]:
+        ends = [0.0] * len(shares)
+        for number, part in enumerate(parts):
+            widths = [row.get(part, 0.0) for row in shares.values()]
+            look = {"height": 0.7, "color": COLOURS[number % 8], "edgecolor": LIGHT["card"], "linewidth": 0.6}
+            for name, width, bar in zip(
+                shares, widths, axes.barh(range(len(shares)), widths, left=ends, **look), strict=True
+            ):
+                bar.set_gid(_tip(f"{name} {part}: {width:.4g} {unit}"))
+            ends = [end + width for end, width in zip(ends, widths, strict=True)]
+        for y, total in enumerate(sums):
+            axes.annotate(f"{total:.3g}", (total, y), (4, 0), textcoords="offset points", va="center")
+        axes.set_xlim(0, max(sums) * 1.2)
+        axes.set_xticks([])
+        _name_rows(axes, list(shares))
+        return _patches(len(parts))
+
+    return _chart(title, unit, shape, draw, parts, left=left, rows=len(shares))
+
+
+def intervals(
+    title: str, rows: Mapping[str, tuple[float, float, float]], unit: str = "", zero: bool = True
+) -> Chart | None:
+    """Values with intervals, (value, low, high), one row each; `zero` draws a line at 0. None without data."""
+    known = {name: row for name, row in rows.items() if _can_be_drawn(*row)}
+    if not known:
+        return None
+
+    def draw(axes: Axes) -> list[Artist]:
+        for y, (name, (value, low, high)) in enumerate(known.items()):
+            tip = _tip(f"{name}: {value:.4g} [{low:.4g}, {high:.4g}] {unit}")
+            axes.plot([low, high], [y, y], color=COLOURS[0], linewidth=2.4, gid=tip)
+            axes.plot([value], [y], color=COLOURS[0], marker="o", markersize=8, gid=tip)
+        axes.grid(axis="x")
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
+        if zero:
+            axes.axvline(0, color=LIGHT["text"], linewidth=1.2)
+        _name_rows(axes, list(known))
+        return []
+
+    left = max(190, min(250, round(max(map(len, known)) * LETTER) + 14))
+    return _chart(title, unit, Shape(), draw, [], left=left, rows=len(known))
+
+
+def _chart(
+    title: str,
+    unit: str,
+    shape: Shape,
+    draw: Callable[[Axes], list[Artist]],
+    names: Sequence[str],
+    x_label: str = "",
+    left: int = LEFT,
+    rows: int = 0,
+) -> Chart:
+    """A chart of one axes, which `draw` draws on; it returns the marks of the legend.
+
+    The axes are 24 pixels high for each of `rows`; without rows, the chart without its legend is 240 pixels high.
+    """
+    inner = 24 * rows if rows else 240 - shape.top - BOTTOM
+    edge = left if shape.titled and not rows else 10
+    columns = 2 if max(map(len, names), default=0) * LETTER <= (shape.width - edge - RIGHT) / 2 - 34 else 1
+    bottom = 20 + 18 * bool(x_label)
+    height = shape.top + inner + bottom + ROW * math.ceil(len(names) / columns) + 6
+
+    def paint(figure: FigureBase) -> None:
+        box = (
+            left / shape.width,
+            1 - (shape.top + inner) / height,
+            (shape.width - left - RIGHT) / shape.width,
+            inner / height,
+        )
+        axes = figure.add_axes(box)
+        axes.patch.set_visible(False)
+        axes.spines[:].set_visible(False)
+        axes.xaxis.set_major_formatter(FuncFormatter(_short))
+        axes.yaxis.set_major_formatter(FuncFormatter(_short))
+        handles = draw(axes)
+        axes.set_xlabel(shown(x_label), labelpad=4)
+        if shape.titled:
+            text = shown(f"{title} ({unit})" if unit else title)
+            figure.text(12 / shape.width, 1 - 18 / height, text, size=13, weight="bold", va="baseline")
+        if names:
+            place = (edge / shape.width, 1 - (shape.top + inner + bottom) / height)
+            look = {"borderpad": 0, "borderaxespad": 0, "labelspacing": 0.3, "handlelength": 2, "handletextpad": 0.5}
+            look |= {"columnspacing": 1.5, "fontsize": SIZE, "frameon": False, "ncols": columns}
+            figure.legend(handles, list(map(shown, names)), loc="upper left", bbox_to_anchor=place, **look)
+
+    return Chart(title, shape.width, height, paint)
+
+
+def _name_rows(axes: Axes, names: list[str]) -> None:
+    axes.set_yticks(range(len(names)), list(map(shown, names)))
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _patches(count: int) -> list[Artist]:
+    return [Patch(color=COLOURS[number % 8], linewidth=0) for number in range(count)]
+
+
+def _with_zero(low: float, high: float) -> tuple[float, float]:
+    return min(low, 0.0), max(high, 0.0)
 
 
 def _can_be_drawn(*values: float) -> bool:
     return all(math.isfinite(value) and abs(value) <= LARGEST for value in values)
 
 
-class _Frame:
-    """Maps values to pixels."""
-
-    def __init__(self, x0: float, x1: float, y0: float, y1: float, shape: Shape = WIDE) -> None:
-        self.shape, self.right = shape, shape.width - RIGHT
-        self.xs = [value for value in ticks(x0, x1) if value == int(value)]  # steps are integers
-        self.ys = ticks(y0, y1)
-        self.x0, self.x1 = x0, x1 if x1 > x0 else x0 + max(1, abs(x0) / 100)
-        self.y0, self.y1 = min(y0, self.ys[0]), max(y1, self.ys[-1])
-        if not self.y1 - self.y0 > SMALLEST:
-            wide = max(0.5, abs(self.y0) / 100)
-            self.y0, self.y1 = self.y0 - wide, self.y1 + wide
-
-    def x(self, value: float) -> float:
-        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (self.right - LEFT)
-
-    def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - self.shape.top - BOTTOM)
+def _short(value: float, _: object = None) -> str:
+    return f"{value / 1000:.4g}k" if 10_000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers that span low to high."""
-    if not high - low > SMALLEST:
-        return [low]
-    rough = (high - low) / wanted
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    first = math.floor(low / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, math.ceil(high / step - 1e-9) + 1)]
+def _tip(text: str) -> str:
+    """The name of a drawn part that gets this text as its tooltip."""
+    return TIP + shown(text)
 
 
-def _figure(
-    title: str, unit: str, frame: _Frame, body: list[Markup], legend: list[str], mark: Mark, x_label: str = ""
-) -> Markup:
-    shape = frame.shape
-    head = [_title(title, unit)] if shape.titled else []
-    for value in frame.ys:
-        y = f"{frame.y(value):.1f}"
-        head.append(element("line", x1=LEFT, x2=frame.right, y1=y, y2=y, stroke="#ddd", class_="g"))
-        head.append(_text(LEFT - 6, frame.y(value) + 4, f"{value:.4g}", 11, anchor="end"))
-    for value in frame.xs:
-        if frame.x0 <= value <= frame.x1:
-            head.append(_text(frame.x(value), HEIGHT - BOTTOM + 16, _short(value), 11, anchor="middle"))
-    if x_label:
-        head.append(_text((LEFT + frame.right) / 2, HEIGHT - 3, x_label, 11, anchor="middle"))
-    top = HEIGHT + (8 if x_label else -6)
-    keys, height = _legend(legend, top, mark, shape)
-    return _svg([*head, *body, *keys], top + 6 + height, title, shape)
+def _drawn(width: int, height: int, paint: Callable[[FigureBase], None], background: str = "none") -> str:
+    """What is painted, as an SVG file."""
+    text = io.StringIO()
+    with matplotlib.rc_context(PLAIN):
+        figure = Figure((width / 72, height / 72), dpi=72, facecolor=background)
+        paint(figure)
+        FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return text.getvalue()
 
 
-def _short(value: float) -> str:
-    return f"{value / 1000:.4g}k" if abs(value) >= 10_000 else f"{value:.4g}"
+def _inline(drawing: str, label: str) -> Markup:
+    """A drawing as part of a page: colours by the palette, tooltips, and no size of its own."""
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    root = ElementTree.fromstring(drawing)
+    for style in root.findall(f"{{{SVG}}}defs/{{{SVG}}}style/.."):
+        root.remove(style)
+    for part in root.iter():
+        if "style" in part.attrib:
+            part.set("style", _by_palette(part.attrib["style"]))
+        if part.get("id", "").startswith(TIP):
+            tip = ElementTree.Element(f"{{{SVG}}}title")
+            tip.text = part.attrib["id"].removeprefix(TIP)
+            part.insert(0, tip)
+        if part.tag == f"{{{SVG}}}g":
+            part.attrib.pop("id", None)
+    for name in ("width", "height", "version"):
+        del root.attrib[name]
+    root.attrib |= {"role": "img", "aria-label": shown(label)}
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # written by matplotlib, which escapes what it is given
 
 
-def _legend(names: Sequence[str], top: float, mark: Mark, shape: Shape) -> tuple[list[Markup], int]:
-    """The legend and its height; has one column if a name is too long for two."""
-    left, width = shape.legend
-    columns = 2 if max(map(len, names), default=0) * LETTER <= width - 27 else 1
-    body = []
-    for number, name in enumerate(names):
-        x, y = left + number % columns * width, top + number // columns * 16 + 8
-        body += [mark(number, x, y), _text(x + 27, y, name, 11)]
-    return body, 16 * math.ceil(len(names) / columns)
+_VARIABLES = {
+    **{LIGHT[name].lower(): f"var(--{name})" for name in ("text", "line", "card")},
+    **{colour.lower(): f"var(--s{number})" for number, colour in enumerate(COLOURS)},
+}
 
 
-def _line_mark(number: int, x: float, y: float) -> Markup:
-    look = {"stroke": COLOURS[number % 8], "stroke_width": 2.5, "stroke_dasharray": DASHES[number % 8]}
-    look["class_"] = f"s{number % 8}"
-    return element("line", x1=x, x2=x + 22, y1=y - 4, y2=y - 4, **look)
-
-
-def _area_mark(number: int, x: float, y: float) -> Markup:
-    return element("rect", x=x + 6, y=y - 9, width=11, height=11, fill=COLOURS[number % 8], class_=f"f{number % 8}")
-
-
-def _title(title: str, unit: str) -> Markup:
-    return _text(LEFT - 46, 18, title + (f" ({unit})" if unit else ""), 13, weight="600")
-
-
-def _text(x: float, y: float, text: str, size: int, anchor: str = "start", weight: str = "400") -> Markup:
-    look = {"font_size": size, "text_anchor": anchor, "font_weight": weight, "class_": "t"}
-    return element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", **look)
-
-
-def _svg(body: Sequence[Markup], height: float, label: str, shape: Shape = WIDE) -> Markup:
-    box = f"0 0 {shape.width} {height:.0f}"
-    return element("svg", *body, viewBox=box, role="img", aria_label=label, xmlns="http://www.w3.org/2000/svg")
+def _by_palette(style: str) -> str:
+    """A style with variables in place of colours; the font is that of the page."""
+    rules = dict(rule.split(": ", 1) for rule in style.split("; "))
+    rules.pop("font-family", None)
+    return "; ".join(f"{name}: {_VARIABLES.get(value, value)}" for name, value in rules.items())

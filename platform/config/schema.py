@@ -377,11 +377,11 @@ class ConfigError(ValueError):
     """A setting, or a combination of settings, that cannot work; the text says what to set."""
 
 
-def settings(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def each_setting(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(dotted key, value, metadata) of every leaf setting, in order of declaration."""
     for item in fields(config):
         value, key = getattr(config, item.name), prefix + item.name
         if is_dataclass(value):
-            yield from settings(value, key + ".")
+            yield from each_setting(value, key + ".")
         else:
             yield key, value, dict(item.metadata)

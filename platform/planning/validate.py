@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, Algorithm, Estimator, Objective, algorithm_of
-from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.config.schema import Config, ConfigError, each_setting
 from tandem.platform.config.setting import BOUNDS
 from tandem.platform.loop.metrics import TOTALS
 from tandem.platform.loop.schedules import schedule_problems
@@ -43,7 +43,7 @@ def validate(config: Config, given: Collection[str] = ()) -> list[str]:
 
 
 def _values(config: Config) -> Iterator[str]:
-    for key, value, meta in settings(config):
+    for key, value, meta in each_setting(config):
         if value is None:
             continue
         choices = choices_of(key, meta)

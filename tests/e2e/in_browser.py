@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tandem.launch.views.charts import COLOURS
+from tandem.launch.views.palette import COLOURS
 
 # What is drawn outside its figure, or over another text of it, as the title of the page.
 LOOK = """<script>

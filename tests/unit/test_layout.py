@@ -114,12 +114,12 @@ def test_packages_are_all_listed(repo: Path) -> None:
 
 
 def test_choices_are_what_the_registries_hold() -> None:
-    from tandem.platform.config.schema import Config, settings
+    from tandem.platform.config.schema import Config, each_setting
     from tandem.platform.planning.choices import REGISTRIES
     from tandem.workers.roles.rollout import ENGINES
     from tandem.workers.roles.trained import BACKENDS
 
-    known = {key: meta for key, _, meta in settings(Config())}
+    known = {key: meta for key, _, meta in each_setting(Config())}
     assert REGISTRIES.keys() <= known.keys()
     assert not any(known[key]["choices"] for key in REGISTRIES)  # in one place
     # platform cannot import what workers hold.
@@ -129,7 +129,7 @@ def test_choices_are_what_the_registries_hold() -> None:
 
 def test_every_setting_is_read(repo: Path) -> None:
     """A setting that no code reads is a promise not kept."""
-    from tandem.platform.config.schema import Config, settings
+    from tandem.platform.config.schema import Config, each_setting
 
     folders = ("platform", "workers", "launch")
     code = "\n".join(
@@ -144,7 +144,7 @@ def test_every_setting_is_read(repo: Path) -> None:
         for node in ast.walk(ast.parse((repo / "platform" / "config" / "schema.py").read_text()))
         if isinstance(node, ast.Attribute)
     }
-    unread = [key for key, _, _ in settings(Config()) if key.rpartition(".")[2] not in read]
+    unread = [key for key, _, _ in each_setting(Config()) if key.rpartition(".")[2] not in read]
     assert not unread
 
 
@@ -175,7 +175,7 @@ def test_the_wheel_holds_everything(repo: Path, tmp_path: Path) -> None:
         f"tandem/{path.relative_to(repo)}"
         for folder in FOLDERS
         for path in (repo / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".md") and not {"__pycache__", "results"} & set(path.parts)
+        if path.suffix in (".py", ".yaml", ".md", ".html", ".css") and not {"__pycache__", "results"} & set(path.parts)
     }
     assert packed == expected
     check_installed(wheel, tmp_path)

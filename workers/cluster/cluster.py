@@ -152,32 +152,26 @@ def check_answers(address: str) -> None:
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"cluster.address={address}: expected host:port, for example 10.0.0.1:6379")
     try:
-        with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S) as connection:
-            is_grpc = _speaks_grpc(connection)
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name, such as "10.0..1"
         raise ConfigError(
             f"cluster.address={address}: nothing answers there ({error}). Start Ray on that host with "
             f"`ray start --head --port={port}`, correct the address, or leave it out for a private cluster"
         ) from error
-    if not is_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and not _speaks_grpc(address):
         raise ConfigError(
             f"cluster.address={address}: something listens there, but it is not Ray's head. The head's port is the one "
             "given to `ray start --head --port=...`, 6379 by default; it is not the dashboard's port"
         )
 
 
-def _speaks_grpc(connection: socket.socket) -> bool:
-    """Whether the server speaks HTTP/2, the transport of gRPC: its first frame must be a SETTINGS frame.
+def _speaks_grpc(address: str) -> bool:
+    """Whether the server at an address speaks gRPC, as Ray's head does. Ray itself would retry for minutes."""
+    import grpc
 
-    RFC 9113, sections 3.4 and 6.5. Ray itself would retry for minutes.
-    """
-    connection.settimeout(CONNECT_TIMEOUT_S)
-    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-    try:
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
-        answer = b""
-        while len(answer) < len(settings) and (more := connection.recv(64)):
-            answer += more
-    except OSError:
-        return False
-    return len(answer) >= len(settings) and answer[3] == 4
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT_S)
+        except grpc.FutureTimeoutError:
+            return False
+    return True

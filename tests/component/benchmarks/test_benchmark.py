@@ -303,7 +303,7 @@ def test_the_report_is_built_again_from_its_results_alone(tmp_path: Path) -> Non
     assert {"report.html": (tmp_path / "report.html").read_text()} == first
     assert "no difference shown" in (tmp_path / "report.md").read_text()
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 11
-    assert (tmp_path / "figure.svg").read_text().startswith("<svg")
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}"])

@@ -275,7 +275,7 @@ def test_a_panic_of_a_tokenizer_names_the_row(monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_says_how_many_beginnings_it_continues(tmp_path: Path) -> None:
     import json
 
-    from tandem.launch.assembly.prepare import training_prompts
+    from tandem.launch.assembly.inputs import training_prompts
     from tandem.platform.config.schema import Config
 
     config, notes = Config(), list[str]()

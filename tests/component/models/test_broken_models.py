@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.assembly.prepare import check_context
+from tandem.launch.assembly.inputs import check_context
 from tandem.platform.config.schema import Config, ConfigError, ModelConfig
 from tandem.workers.models.description import end_token_ids
 from tandem.workers.models.loading import load_policy

@@ -18,7 +18,7 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from tandem.launch.assembly import prepare
+from tandem.launch.assembly import inputs
 from tandem.platform.config.schema import Config, ConfigError, CriticConfig, ModelConfig, TrainerConfig
 from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
 from tandem.platform.loop.metrics import reduce_totals
@@ -143,12 +143,12 @@ def test_an_encoder_has_no_score_head(tmp_path: Path) -> None:
 def test_a_missing_score_head_is_found_before_any_role_starts(tmp_path: Path, reward_path: str) -> None:
     config = Config()
     config.critic = replace(config.critic, path=reward_path, head="score")
-    prepare.check_critic(config, reward_path, TOKENIZER)
+    inputs.check_critic(config, reward_path, TOKENIZER)
     config.critic.path = save(tmp_path, Qwen2ForCausalLM, labels=2)
     with pytest.raises(ConfigError, match=r"critic\.head=score .* it has 2 labels"):
-        prepare.check_critic(config, reward_path, TOKENIZER)
+        inputs.check_critic(config, reward_path, TOKENIZER)
     config.critic.head = "zero"
-    prepare.check_critic(config, reward_path, TOKENIZER)
+    inputs.check_critic(config, reward_path, TOKENIZER)
     config.critic.path, config.critic.head = str(tmp_path / "gone"), "score"
     with pytest.raises(ConfigError, match=r"critic\.path=.*gone cannot be loaded: there is no such folder"):
-        prepare.check_critic(config, reward_path, TOKENIZER)
+        inputs.check_critic(config, reward_path, TOKENIZER)

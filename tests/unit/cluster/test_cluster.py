@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -76,20 +77,23 @@ def test_what_is_not_rays_head_is_told_in_seconds(monkeypatch: pytest.MonkeyPatc
     """A web server, one that hangs up, and one that says nothing."""
     monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
+        held = []
 
         def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                if answer is None:
-                    time.sleep(3)
-                else:
-                    connection.recv(99)
-                    connection.sendall(answer)
+            with contextlib.suppress(OSError):  # until the server is closed
+                while True:
+                    connection, _ = server.accept()
+                    held.append(connection)
+                    if answer is not None:
+                        with contextlib.suppress(OSError), connection:
+                            connection.recv(99)
+                            connection.sendall(answer)
 
         threading.Thread(target=serve, daemon=True).start()
         start = time.monotonic()
         assert "something listens there, but it is not Ray's head" in refusal(f"127.0.0.1:{server.getsockname()[1]}")
         assert time.monotonic() - start < 3
+    assert len(held) >= 2  # a first connection, and that of gRPC
 
 
 def test_host_that_cannot_be_a_name() -> None:

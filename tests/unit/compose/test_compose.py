@@ -15,7 +15,7 @@ from tandem.launch.assembly.folder import settings_yaml
 from tandem.launch.compose.compose import check_overrides, compose, config_groups, flat, setting_keys
 from tandem.launch.compose.other_names import NAMES
 from tandem.launch.views.run import read
-from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.config.schema import Config, ConfigError, each_setting
 from tandem.platform.planning.validate import validate
 
 ALGOS = "cispo, dapo, dr_grpo, grpo, gspo, opo, ppo, reinforce, reinforce_pp, reinforce_pp_baseline, remax, rloo, vapo"
@@ -226,7 +226,7 @@ def test_the_yaml_files_set_only_what_is_declared() -> None:
 
 def test_keys_of_the_schema() -> None:
     keys = setting_keys()
-    assert list(keys) == [key for key, _, _ in settings(Config())]
+    assert list(keys) == [key for key, _, _ in each_setting(Config())]
     assert [key for key, free in keys.items() if free] == ["data.eval_sets", "reward.functions"]
 
 
@@ -315,7 +315,7 @@ def leaves(section: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def test_what_a_file_of_a_group_says_holds(choice: str) -> None:
     """Whatever the defaults are: none of them comes later and undoes it."""
     config, _ = compose([choice, *(["model.path=base"] if choice == "model=pretrained" else [])])
-    composed = {key: value for key, value, _ in settings(config)}
+    composed = {key: value for key, value, _ in each_setting(config)}
     told = said_by(choice)
     assert told
     assert {key: composed[key] for key in told} == told

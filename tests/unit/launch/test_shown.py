@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 from run_folders import FILES, planted, write_run
 
 from tandem.launch import evaluate, export, report, runs
 from tandem.launch import main as training
 from tandem.launch.views import page
 from tandem.launch.views.display import PlainDisplay, RichDisplay, make_display
-from tandem.launch.views.markup import element, together
+from tandem.launch.views.rendering import rendered
 from tandem.platform.config.schema import TrackingConfig
 from tandem.platform.system.terminal import one_line, say, shown
 
@@ -158,13 +159,15 @@ def test_saying_goes_where_it_is_to(capsys: pytest.CaptureFixture[str], monkeypa
     assert capsys.readouterr() == ("out ***", "err\n")
 
 
-def test_elements_escape_what_is_not_their_own() -> None:
-    inner = element("b", "<i>", None, 3)
-    assert inner == "<b>&lt;i&gt;3</b>"
-    assert element("a", inner, "&", class_='"', stroke_width=2, id=None) == (
-        '<a class="&quot;" stroke-width="2"><b>&lt;i&gt;3</b>&amp;</a>'
+def test_a_template_makes_what_it_is_given_safe(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text(
+        '{% macro bold(text) %}<b>{{ text }}</b>{% endmacro %}<a class="{{ a }}">{{ bold(b) }}</a>'
     )
-    assert together(inner, str(inner)) == f"{inner}&lt;b&gt;&amp;lt;i&amp;gt;3&lt;/b&gt;"  # a copy as str is text
+    assert rendered(tmp_path / "one", a='">\x1b', b="<i>&?token=x") == (
+        '<a class="&#34;&gt;\\x1b"><b>&lt;i&gt;&amp;?token=***</b></a>'
+    )
+    with pytest.raises(UndefinedError, match="'b' is undefined"):
+        rendered(tmp_path / "one", a="")
 
 
 def calls(repo: Path) -> list[tuple[Path, ast.Call]]:
@@ -180,10 +183,11 @@ def test_one_function_prints(repo: Path) -> None:
         assert not re.match(r"sys\.(__)?std(out|err)(__)?\.(write|writelines)$", ast.unparse(call.func)), path
 
 
-def test_markup_is_made_of_elements_and_constants(repo: Path) -> None:
-    for path, call in calls(repo):
-        if path.name == "markup.py" or ast.unparse(call.func) != "Markup":
-            continue
-        for argument in call.args:
-            is_constant = isinstance(argument, ast.Constant) or (isinstance(argument, ast.Name) and argument.id.isupper())
-            assert is_constant, f"{path}, line {call.lineno}"
+def test_only_templates_and_charts_make_markup(repo: Path) -> None:
+    """Nothing else is trusted to be markup, and no template turns the escaping off."""
+    assert {path.name for path, call in calls(repo) if ast.unparse(call.func) == "Markup"} == {"charts.py"}
+    templates = [path for folder in ("launch", "benchmarks") for path in (repo / folder).rglob("templates/*")]
+    assert len(templates) >= 5
+    for path in templates:
+        assert not re.search(r"\bsafe\b|autoescape", path.read_text()), path
+        assert not re.search(r"=\{\{|=\{%", path.read_text()), path  # an attribute's value is in quotes

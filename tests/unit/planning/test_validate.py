@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.platform.config.schema import Config, ConfigError, settings
+from tandem.platform.config.schema import Config, ConfigError, each_setting
 from tandem.platform.planning.choices import choices_of
 from tandem.platform.planning.validate import validate
 from tandem.platform.system.text import did_you_mean
@@ -66,7 +66,7 @@ def test_equal_clip_ratios_and_no_dual_clip_are_fine() -> None:
 
 
 def test_every_bound_and_choice_admits_its_default() -> None:
-    for key, value, meta in settings(Config()):
+    for key, value, meta in each_setting(Config()):
         assert meta["help"], key
         assert not choices_of(key, meta) or value is None or value in choices_of(key, meta), key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.launch.assembly import prepare
+from tandem.launch.assembly import inputs
 from tandem.platform.config.schema import Config, ConfigError, RolloutConfig
 from tandem.workers.roles import rollout
 from tandem.workers.roles.rollout import engine_name
@@ -36,4 +36,4 @@ def test_a_missing_vllm_is_refused_before_anything_is_built(monkeypatch: pytest.
     with pytest.raises(ConfigError, match=r"not installed here.*\[cpu\].*rollout.engine=hf"):
         engine_name("vllm", on_gpu=False)
     with pytest.raises(ConfigError, match="not installed"):
-        prepare.check_engine(Config(rollout=RolloutConfig(engine="vllm")))
+        inputs.check_engine(Config(rollout=RolloutConfig(engine="vllm")))

@@ -56,7 +56,7 @@ def test_the_embedded_model_and_task_are_named(folder: Path) -> None:
 
 def test_charts_have_titles_for_people_keys_and_axes(folder: Path) -> None:
     text = page(folder)
-    figures = re.findall("<figure>.*?</figure>", text)
+    figures = re.findall("<figure>.*?</figure>", text, re.DOTALL)
     assert len(figures) >= 5
     for figure in figures:
         title, key = re.findall('<figcaption><b>(.*?)</b><span class="key">(.*?)</span>', figure)[0]

@@ -45,7 +45,7 @@ class Inputs:
     steps: int
 
 
-def inputs(config: Config, model: str, note: Callable[[str], None]) -> Inputs:
+def read_inputs(config: Config, model: str, note: Callable[[str], None]) -> Inputs:
     """Reads and checks the data of the run for the model at `model`, a folder or hub name.
 
     Raises:

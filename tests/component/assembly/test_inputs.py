@@ -10,7 +10,7 @@ import torch
 from small_models import small_config
 from transformers import Qwen2ForCausalLM
 
-from tandem.launch.assembly import prepare
+from tandem.launch.assembly import inputs
 from tandem.launch.assembly.dry_run import dry_run
 from tandem.launch.compose.compose import compose
 from tandem.platform.config.schema import Config, ConfigError, ModelConfig
@@ -42,7 +42,7 @@ def data(folder: Path, *rows: tuple[str, object]) -> str:
 def test_a_missing_folder_is_called_one(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     with pytest.raises(ConfigError, match=r"model\.path=.*missing cannot be loaded: there is no such folder"):
-        prepare.check_context(Config(), missing)
+        inputs.check_context(Config(), missing)
     with pytest.raises(ConfigError, match=r"the tokenizer of .*missing cannot be loaded: there is no such folder"):
         load_tokenizer(missing)
 
@@ -50,12 +50,12 @@ def test_a_missing_folder_is_called_one(tmp_path: Path) -> None:
 def test_a_sequence_must_fit_the_model_and_the_reward_model(tmp_path: Path) -> None:
     config = Config()
     long, short = save(tmp_path / "long"), save(tmp_path / "short", positions=16)
-    prepare.check_context(config, long)
+    inputs.check_context(config, long)
     with pytest.raises(ConfigError, match=r"= 96 tokens, but the model at model\.path=.*short has 16 positions"):
-        prepare.check_context(config, short)
+        inputs.check_context(config, short)
     config.reward.model = short
     with pytest.raises(ConfigError, match=r"the model at reward\.model=.*short has 16 positions"):
-        prepare.check_context(config, long)
+        inputs.check_context(config, long)
 
 
 @pytest.mark.parametrize("by_layer_type", [False, True])
@@ -73,9 +73,9 @@ def test_rows_of_which_one_would_turn_the_others_are_refused(tmp_path: Path, by_
     written["rope_parameters"] = {"full_attention": rope} if by_layer_type else rope
     (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(ConfigError, match=r"= 96 tokens, but .* with a row over 64 tokens .* to 64 tokens together"):
-        prepare.check_context(config, path)
+        inputs.check_context(config, path)
     config.data.max_prompt_tokens = 64 - config.rollout.max_response_tokens
-    prepare.check_context(config, path)
+    inputs.check_context(config, path)
 
 
 def test_damaged_weights_are_an_error_of_the_folder(tmp_path: Path) -> None:
@@ -95,28 +95,28 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_a_critic_must_read_the_same_tokens_at_as_many_places(tmp_path: Path) -> None:
     tokenizer, config, actor = character_tokenizer(DIGITS), Config(), save(tmp_path / "actor")
-    prepare.check_critic(config, actor, tokenizer)
+    inputs.check_critic(config, actor, tokenizer)
     config.critic.path = save(tmp_path / "same")
-    prepare.check_critic(config, actor, tokenizer)
+    inputs.check_critic(config, actor, tokenizer)
     config.critic.path = save(tmp_path / "other", characters="9876543210+=")
     with pytest.raises(ConfigError, match=r"critic\.path=.* has another vocabulary than the actor: 10 of its tokens"):
-        prepare.check_critic(config, actor, tokenizer)
+        inputs.check_critic(config, actor, tokenizer)
     config.critic.path = save(tmp_path / "short", positions=16)
     with pytest.raises(ConfigError, match=r"the model at critic\.path=.* has 16 positions"):
-        prepare.check_critic(config, actor, tokenizer)
+        inputs.check_critic(config, actor, tokenizer)
 
 
 def test_a_critic_must_have_an_embedding_for_every_token_that_the_actor_reads_or_samples(tmp_path: Path) -> None:
     tokenizer, config, actor = character_tokenizer(DIGITS), Config(), save(tmp_path / "actor", rows=20)
     config.critic.path = save(tmp_path / "narrow", rows=19)
     with pytest.raises(ConfigError, match=r"narrow has 19 embedding rows.*the actor's tokens go up to 19.*to 20 rows"):
-        prepare.check_critic(config, actor, tokenizer)
+        inputs.check_critic(config, actor, tokenizer)
     config.critic.path = save(tmp_path / "wide", rows=20)
-    prepare.check_critic(config, actor, tokenizer)
+    inputs.check_critic(config, actor, tokenizer)
     tokenizer.add_tokens([f"<new {number}>" for number in range(6)])  # the last one is token 20
     tokenizer.save_pretrained(tmp_path / "wide")
     with pytest.raises(ConfigError, match=r"wide has 20 embedding rows.*go up to 20.*to 21 rows"):
-        prepare.check_critic(config, actor, tokenizer)
+        inputs.check_critic(config, actor, tokenizer)
 
 
 def test_a_stop_token_must_exist(tmp_path: Path) -> None:
@@ -124,13 +124,13 @@ def test_a_stop_token_must_exist(tmp_path: Path) -> None:
     tokenizer, config = character_tokenizer(DIGITS), Config()
     wide, narrow = save(tmp_path / "wide", rows=20), save(tmp_path / "narrow", rows=14)
     config.rollout.stop_token_ids = [3, len(tokenizer) - 1, 19]
-    prepare.check_stop_ids(config, wide, tokenizer)
+    inputs.check_stop_ids(config, wide, tokenizer)
     config.rollout.stop_token_ids = [3, 20, -1]
     with pytest.raises(ConfigError, match=r"stop_token_ids: 20, -1 cannot occur: .* 20 tokens, 0 to 19.*tokenizer has 15"):
-        prepare.check_stop_ids(config, wide, tokenizer)
+        inputs.check_stop_ids(config, wide, tokenizer)
     config.rollout.stop_token_ids = [14]
     with pytest.raises(ConfigError, match=r"stop_token_ids: 14 cannot occur: .* 14 tokens, 0 to 13.*tokenizer has 15"):
-        prepare.check_stop_ids(config, narrow, tokenizer)
+        inputs.check_stop_ids(config, narrow, tokenizer)
 
 
 def test_an_end_token_that_the_model_cannot_sample_is_refused(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_end_token_that_the_model_cannot_sample_is_refused(tmp_path: Path) ->
     tokenizer.add_special_tokens({"eos_token": "<stop>"})
     assert tokenizer.eos_token_id == 15
     with pytest.raises(ConfigError, match=r"no response could ever end: the end token 15 cannot occur.*0 to 14"):
-        prepare.check_stop_ids(config, path, tokenizer)
+        inputs.check_stop_ids(config, path, tokenizer)
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -147,7 +147,7 @@ def test_a_prompt_with_a_token_that_the_model_lacks_is_named_with_its_row(tmp_pa
     tokenizer, config, path = character_tokenizer(DIGITS), Config(), save(tmp_path)
     tokenizer.add_tokens(["<tool>"])
     config.data.train = config.data.eval = data(tmp_path, ("1+1=", "2"), ("1+<tool>=", "3"), ("<tool>", "4"))
-    read = prepare.evaluations if held_out else prepare.training_prompts
+    read = inputs.evaluations if held_out else inputs.training_prompts
     with pytest.raises(DataError, match=r"data\.jsonl, line 2: .* token 15 \('<tool>'\).* 15 embedding rows.*16 tokens"):
         read(config, path, tokenizer, print)
     config.data.train = config.data.eval = data(tmp_path, ("1+1=", "2"))
@@ -165,16 +165,16 @@ def test_an_answer_that_cannot_be_graded_is_found_when_it_is_read(
     config.data.train = data(tmp_path, ("1+1=", "2"), ("1+2=", answer))
     config.reward.functions = {function: 1.0}
     with pytest.raises(DataError, match=rf"data\.jsonl, line 2: reward function '{function}' cannot grade .*{said}"):
-        prepare.training_prompts(config, "", character_tokenizer(DIGITS), print)
+        inputs.training_prompts(config, "", character_tokenizer(DIGITS), print)
     config.reward.allow_errors = True
     model = save(tmp_path / "model")
-    assert len(prepare.training_prompts(config, model, character_tokenizer(DIGITS), print).rows) == 2
+    assert len(inputs.training_prompts(config, model, character_tokenizer(DIGITS), print).rows) == 2
 
 
 def test_prompts_in_unknown_characters_are_counted(tmp_path: Path) -> None:
     config, notes = Config(), list[str]()
     config.data.train = data(tmp_path, ("1+1=", "2"), ("1 + 2 =", "3"))
-    prepare.training_prompts(config, save(tmp_path / "model"), character_tokenizer(DIGITS), notes.append)
+    inputs.training_prompts(config, save(tmp_path / "model"), character_tokenizer(DIGITS), notes.append)
     [note] = notes
     assert "1 of 2 prompts have characters that the model's tokenizer does not know" in note
 
