@@ -1,44 +1,23 @@
 """Embedded tasks: procedural, verifiable, and split into training and held-out rows.
 
-To add a task, write a function from `TaskConfig` to `Task`, add it to `TASKS`, and add its name to the choices of
-`task.name`.
+To add a task, write a function from `TaskConfig` to `Task`, add it to `TASKS`, and add `conf/task/<name>.yaml`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from tandem.platform.config.schema import ConfigError, TaskConfig
 from tandem.platform.data.rows import Row
+from tandem.platform.data.task import Task, WorkedExample, split
+from tandem.platform.data.worked_tasks import chained_addition, worked_addition
 
 # Share of carries that the worked examples forget. It is above one half: a model that imitates them drops carries when it
 # decodes greedily, but keeps some when it samples. Reinforcement learning can find and reinforce these.
 FORGOTTEN_CARRIES = 0.7
-MAX_TRAINING_ROWS = 100_000  # larger tasks are sampled, not enumerated
-
-
-@dataclass(frozen=True)
-class WorkedExample:
-    """A training example for supervised fine-tuning. It may be wrong, and the reward does not use it.
-
-    Example: `WorkedExample(prompt="37+48=", completion="85")`; the tokenizer adds the end token.
-    """
-
-    prompt: str
-    completion: str
-
-
-@dataclass(frozen=True)
-class Task:
-    """A complete task. No held-out row is among the training rows or the worked examples."""
-
-    name: str
-    train: tuple[Row, ...]
-    held_out: tuple[Row, ...]
-    worked_examples: tuple[WorkedExample, ...]
-    characters: str  # all characters that occur in prompts and answers
+MOST_OF_A_LENGTH = 25_000  # training rows of each length of mixed_addition
+HELD_OUT_SHARE = 4  # mixed_addition holds out at most one of so many sums of a length
 
 
 def load_task(config: TaskConfig) -> Task:
@@ -56,30 +35,63 @@ def addition(config: TaskConfig) -> Task:
     The worked examples often forget the carry ("75"). Imitation alone therefore stays well below the best reward, which
     leaves room for reinforcement learning.
     """
-    low = 10 ** (config.digits - 1) if config.digits > 1 else 0
-    span = 10**config.digits - low
-    training, held_out = _split(span * span, config)
+    training, held_out = split(_count(config.digits) ** 2, config)
+    return _sums(config, [_pair(config.digits, n) for n in training], [_pair(config.digits, n) for n in held_out])
 
-    def numbers(pair: int) -> tuple[int, int]:
-        return low + pair // span, low + pair % span
 
-    def row(pair: int) -> Row:
-        a, b = numbers(pair)
-        return Row(prompt=f"{a}+{b}=", answer=str(a + b))
+def mixed_addition(config: TaskConfig) -> Task:
+    """Sums as in `addition`, of numbers with one to `task.digits` digits: the prompt alone tells how hard its sum is.
 
+    Every length is equally frequent, in training and held out; one-digit sums repeat.
+    """
+    drawn = random.Random(config.seed)
+    training: list[tuple[int, int]] = []
+    held_out: list[tuple[int, int]] = []
+    longest = min(MOST_OF_A_LENGTH, _count(config.digits) ** 2)
+    for digits in range(1, config.digits + 1):
+        size = _count(digits) ** 2
+        kept = min(-(-config.eval_size // config.digits), size // HELD_OUT_SHARE, config.eval_size - len(held_out))
+        numbers = drawn.sample(range(size), min(size, kept + MOST_OF_A_LENGTH))
+        held_out += [_pair(digits, n) for n in numbers[:kept]]
+        rest = [_pair(digits, n) for n in numbers[kept:]]
+        training += [rest[n % len(rest)] for n in range(longest)]
+    if len(held_out) < config.eval_size:
+        raise ConfigError(
+            f"task.eval_size={config.eval_size}: mixed_addition with task.digits={config.digits} can hold out "
+            f"{len(held_out)} prompts; set task.eval_size={len(held_out)} or raise task.digits"
+        )
+    drawn.shuffle(training)
+    return _sums(config, training, held_out)
+
+
+def _sums(config: TaskConfig, training: Sequence[tuple[int, int]], held_out: Sequence[tuple[int, int]]) -> Task:
+    """The task of these sums, with worked examples that forget carries."""
     pupil = random.Random(config.seed)
 
-    def example(pair: int) -> WorkedExample:
-        a, b = numbers(pair)
+    def row(a: int, b: int) -> Row:
+        return Row(prompt=f"{a}+{b}=", answer=str(a + b))
+
+    def example(a: int, b: int) -> WorkedExample:
         return WorkedExample(f"{a}+{b}=", str(forgetful_sum(a, b, lambda: pupil.random() < FORGOTTEN_CARRIES)))
 
     return Task(
-        name="addition",
-        train=tuple(row(pair) for pair in training),
-        held_out=tuple(row(pair) for pair in held_out),
-        worked_examples=tuple(example(pair) for pair in training),
+        name=config.name,
+        train=tuple(row(*pair) for pair in training),
+        held_out=tuple(row(*pair) for pair in held_out),
+        worked_examples=tuple(example(*pair) for pair in training),
         characters="0123456789+=",
     )
+
+
+def _count(digits: int) -> int:
+    """How many numbers have so many digits; a single digit may be 0."""
+    return 10**digits - (10 ** (digits - 1) if digits > 1 else 0)
+
+
+def _pair(digits: int, number: int) -> tuple[int, int]:
+    """The pair of numbers with so many digits each, by its number below `_count(digits) ** 2`."""
+    low = 10 ** (digits - 1) if digits > 1 else 0
+    return low + number // _count(digits), low + number % _count(digits)
 
 
 def forgetful_sum(a: int, b: int, forgets: Callable[[], bool]) -> int:
@@ -98,16 +110,9 @@ def forgetful_sum(a: int, b: int, forgets: Callable[[], bool]) -> int:
     return total + carry * place
 
 
-def _split(size: int, config: TaskConfig) -> tuple[list[int], list[int]]:
-    """Disjoint (training, held-out) row numbers below `size`, both in a random order given by `task.seed`."""
-    if config.eval_size >= size:
-        raise ConfigError(
-            f"task.eval_size={config.eval_size} held-out prompts leave no training prompts: {config.name} with "
-            f"task.digits={config.digits} has {size} prompts; set task.eval_size below {size} or raise task.digits"
-        )
-    wanted = min(size, config.eval_size + MAX_TRAINING_ROWS)
-    numbers = random.Random(config.seed).sample(range(size), wanted)
-    return numbers[config.eval_size :], numbers[: config.eval_size]
-
-
-TASKS: Mapping[str, Callable[[TaskConfig], Task]] = {"addition": addition}
+TASKS: Mapping[str, Callable[[TaskConfig], Task]] = {
+    "addition": addition,
+    "mixed_addition": mixed_addition,
+    "worked_addition": worked_addition,
+    "chained_addition": chained_addition,
+}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tandem.platform.config.schema import ActorConfig, AlgoConfig, ClusterConfig
 from tandem.platform.experience.batch import Prompt, Rollout, RolloutBatch, Score, StopReason, TrainBatch
 from tandem.platform.loop.metrics import reduce_totals
 from tandem.workers.cluster.runtime import Rank
-from tandem.workers.groups.facades import ActorGroup, CriticGroup, kill
+from tandem.workers.groups.facades import ActorGroup, CriticGroup
 from tandem.workers.groups.ranks import Home, Ranks
 from tandem.workers.roles.actor import ActorSpec, ActorWorker
 from tandem.workers.roles.critic import CriticSpec, CriticWorker
@@ -30,14 +32,40 @@ def cluster() -> Iterator[None]:
 
     with connected(ClusterConfig(num_cpus=2)):
         yield
+    seats.cache_clear()
+
+
+class Handle:
+    """Looks like the Ray actor of the rank that has the seat."""
+
+    def __init__(self, seat: Any) -> None:
+        self.seat = seat
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: self.seat.call.remote(name, *arguments))
+
+
+@cache
+def seats(count: int) -> list[Any]:
+    """Processes that are one rank after another, in one process group: loading the libraries takes longer than a test."""
+    import ray
+
+    class Seat:  # sent to the processes whole, since they cannot import this file
+        def become(self, cls: type, spec: object, rank: Rank) -> None:
+            self.worker = None
+            self.worker = cls(spec, rank)
+
+        def call(self, name: str, *arguments: Any) -> Any:
+            return getattr(self.worker, name)(*arguments)
+
+    return [ray.remote(Seat).options(num_cpus=0.25).remote() for _ in range(count)]
 
 
 def spawn(cls: type, spec: object, count: int) -> Ranks:
-    import ray
-
-    handles = [ray.remote(cls).options(num_cpus=0.25).remote(spec, Rank(rank, count, threads=1)) for rank in range(count)]
-    meeting = handles[0].address.remote()
+    handles = [Handle(seat) for seat in seats(count)]
     ranks = Ranks("test", handles, [Home("here")] * count, timeout_s=120)
+    ranks.wait("become", [one.seat.become.remote(cls, spec, Rank(n, count, threads=1)) for n, one in enumerate(handles)])
+    meeting = handles[0].address.remote()
     ranks.wait("start", [handle.start.remote(meeting) for handle in handles])
     return ranks
 
@@ -102,20 +130,15 @@ def test_two_actor_ranks_equal_one(tiny_path: str, stage: int) -> None:
         [tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.content.unpack().values()]
     )
     ranks = spawn(ActorWorker, actor_spec(tiny_path, stage), 2)
-    try:
-        group = ActorGroup(ranks)
-        measured = reduce_totals([group.update(minibatches())])
-        assert torch.allclose(exported(group), weights, atol=1e-5)
-        assert measured == pytest.approx(expected, rel=1e-3, abs=1e-5)
-        assert torch.allclose(group.logprobs(samples()), alone.logprobs(samples()), atol=1e-4)
-        assert len(group.weight_checksums()) == len(alone.weight_checksums())
-        ours, theirs = group.memory(), alone.memory()
-        assert abs(ours["weights"] - theirs["weights"] * (1 if stage == 3 else 2)) < 0.2 * theirs["weights"]
-        assert (
-            abs(ours["optimizer"] - theirs["optimizer"] * {0: 2, 1: 1.5, 2: 1.5, 3: 1.5}[stage]) < 0.2 * ours["optimizer"]
-        )
-    finally:
-        kill(ranks)
+    group = ActorGroup(ranks)
+    measured = reduce_totals([group.update(minibatches())])
+    assert torch.allclose(exported(group), weights, atol=1e-5)
+    assert measured == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert torch.allclose(group.logprobs(samples()), alone.logprobs(samples()), atol=1e-4)
+    assert len(group.weight_checksums()) == len(alone.weight_checksums())
+    ours, theirs = group.memory(), alone.memory()
+    assert abs(ours["weights"] - theirs["weights"] * (1 if stage == 3 else 2)) < 0.2 * theirs["weights"]
+    assert abs(ours["optimizer"] - theirs["optimizer"] * {0: 2, 1: 1.5, 2: 1.5, 3: 1.5}[stage]) < 0.2 * ours["optimizer"]
 
 
 EVERYTHING = {"kl_loss_coef": 0.1, "kl_loss_estimator": "k3", "kl_loss_gradient": "k2", "positive_nll_coef": 0.1}
@@ -148,14 +171,11 @@ def test_every_objective_is_the_same_on_any_number_of_ranks(
         [tensor.flatten() for bucket in alone.weight_buckets() for tensor in bucket.content.unpack().values()]
     )
     ranks = spawn(ActorWorker, actor_spec(tiny_path, 0, policy_loss, budget=budget, **EVERYTHING), count)
-    try:
-        group = ActorGroup(ranks)
-        measured = group.update(full_minibatches())
-        assert torch.allclose(exported(group), weights, atol=1e-5)
-        assert reduce_totals([measured]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
-        assert measured.unmoved == frozenset()
-    finally:
-        kill(ranks)
+    group = ActorGroup(ranks)
+    measured = group.update(full_minibatches())
+    assert torch.allclose(exported(group), weights, atol=1e-5)
+    assert reduce_totals([measured]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert measured.unmoved == frozenset()
 
 
 def test_three_critic_ranks_equal_one(tiny_path: str) -> None:
@@ -163,12 +183,9 @@ def test_three_critic_ranks_equal_one(tiny_path: str) -> None:
     alone.start()
     expected = reduce_totals([alone.update(minibatches())])
     ranks = spawn(CriticWorker, critic_spec(tiny_path, 0), 3)
-    try:
-        group = CriticGroup(ranks)
-        assert reduce_totals([group.update(minibatches())]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
-        assert torch.allclose(group.values(samples()).values, alone.values(samples()).values, atol=1e-4)
-    finally:
-        kill(ranks)
+    group = CriticGroup(ranks)
+    assert reduce_totals([group.update(minibatches())]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert torch.allclose(group.values(samples()).values, alone.values(samples()).values, atol=1e-4)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -178,14 +195,11 @@ def test_two_critic_ranks_equal_one(tiny_path: str, stage: int) -> None:
     expected = reduce_totals([alone.update(minibatches())])
     values = alone.values(samples())
     ranks = spawn(CriticWorker, critic_spec(tiny_path, stage), 2)
-    try:
-        group = CriticGroup(ranks)
-        assert reduce_totals([group.update(minibatches())]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
-        measured = group.values(samples())
-        assert torch.allclose(measured.values, values.values, atol=1e-4)
-        assert torch.allclose(measured.final, values.final, atol=1e-4)
-    finally:
-        kill(ranks)
+    group = CriticGroup(ranks)
+    assert reduce_totals([group.update(minibatches())]) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    measured = group.values(samples())
+    assert torch.allclose(measured.values, values.values, atol=1e-4)
+    assert torch.allclose(measured.final, values.final, atol=1e-4)
 
 
 def test_ranks_hold_the_same_weights_in_bfloat16(tiny_path: str) -> None:
@@ -194,9 +208,6 @@ def test_ranks_hold_the_same_weights_in_bfloat16(tiny_path: str) -> None:
 
     spec = replace(actor_spec(tiny_path, 1), model=ModelConfig(dtype="bfloat16"))
     ranks = spawn(ActorWorker, spec, 2)
-    try:
-        ActorGroup(ranks).update(minibatches())
-        scores = ray.get([handle.logprobs.remote(samples()) for handle in ranks.handles])
-        assert torch.equal(scores[0], scores[1])
-    finally:
-        kill(ranks)
+    ActorGroup(ranks).update(minibatches())
+    scores = ray.get([handle.logprobs.remote(samples()) for handle in ranks.handles])
+    assert torch.equal(scores[0], scores[1])

@@ -151,6 +151,12 @@ def start(repo: Path, cache: str) -> Iterator[Starter]:
             process.kill()
 
 
+def heeds_signals() -> None:
+    """A shell that runs a suite in the background ignores SIGINT, nohup ignores SIGHUP, and children inherit both."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def start_and_wait_for(
     repo: Path, cache: str, folder: Path, started: list[subprocess.Popen[str]], *overrides: str
 ) -> subprocess.Popen[str]:
@@ -163,8 +169,7 @@ def start_and_wait_for(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        # A shell that runs a suite in the background ignores SIGINT, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heeds_signals,
     )
     started.append(process)
     deadline = time.monotonic() + 180
@@ -212,7 +217,7 @@ def test_signals_while_ray_starts_or_workers_load(
         command(repo, f"run.dir={tmp_path}", "run.name=run"),
         cwd=repo,
         env=environment(cache),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heeds_signals,
     )
     children: dict[int, psutil.Process] = {}
     signals = [number, number]

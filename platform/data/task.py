@@ -1,0 +1,49 @@
+"""The parts of an embedded task."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tandem.platform.config.schema import ConfigError, TaskConfig
+from tandem.platform.data.rows import Row
+
+MAX_TRAINING_ROWS = 100_000  # larger tasks are sampled, not enumerated
+
+
+@dataclass(frozen=True)
+class WorkedExample:
+    """A training example for supervised fine-tuning. It may be wrong, and the reward does not use it.
+
+    Example: `WorkedExample(prompt="37+48=", completion="85")`; the tokenizer adds the end token.
+    """
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A complete task. No held-out row is among the training rows or the worked examples."""
+
+    name: str
+    train: tuple[Row, ...]
+    held_out: tuple[Row, ...]
+    worked_examples: tuple[WorkedExample, ...]
+    characters: str  # all characters that occur in prompts, answers and worked examples
+
+
+def split(size: int, config: TaskConfig) -> tuple[list[int], list[int]]:
+    """Disjoint (training, held-out) row numbers below `size`, both in a random order given by `task.seed`.
+
+    Raises:
+        ConfigError: nothing would be left for training.
+    """
+    if config.eval_size >= size:
+        raise ConfigError(
+            f"task.eval_size={config.eval_size} held-out prompts leave no training prompts: {config.name} with "
+            f"task.digits={config.digits} has {size} prompts; set task.eval_size below {size} or raise task.digits"
+        )
+    wanted = min(size, config.eval_size + MAX_TRAINING_ROWS)
+    numbers = random.Random(config.seed).sample(range(size), wanted)
+    return numbers[config.eval_size :], numbers[: config.eval_size]
