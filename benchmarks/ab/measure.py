@@ -212,7 +212,7 @@ def _epochs(run: Measured, settings: Mapping[str, Any]) -> tuple[float, float]:
     """The number of passes over a batch: of the policy, which may stop early, and of the critic."""
     planned = float(settings["train.epochs_per_batch"])
     made = [count for count in run.column("policy/epochs") if count > 0]
-    return (statistics.fmean(made) if made else 0.0), planned
+    return (statistics.fmean(made) if made else 0.0), float(settings.get("critic.epochs_per_batch") or planned)
 
 
 def memory(run: Measured, one_process: bool) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from tandem.launch.compose.command import as_called
 from tandem.launch.compose.other_names import ours
 from tandem.launch.compose.overrides import Typed, parse
 from tandem.platform.config.schema import Config, ConfigError, each_setting
+from tandem.platform.data.tasks import TASKS
 from tandem.platform.system.redact import redacted_values
 from tandem.platform.system.text import did_you_mean
 
@@ -58,9 +59,7 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     assert isinstance(config, Config)
     if config.run.epochs is not None and "run.steps" not in explicit:
         config.run.steps = None  # run.epochs replaces the default
-    reward = config.reward
-    if not reward.functions and reward.function is None and reward.model is None:
-        reward.functions = {"exact_match": 1.0}
+    _settle_by_task(config, explicit.keys())
     _make_absolute(config)
     return config, explicit.keys() - config_groups().keys()
 
@@ -79,6 +78,16 @@ def _set(composed: Any, one: Typed) -> None:
     except GrammarParseError as error:
         how = "${KEY} refers to another setting; as a text it is written \\${"
         raise ConfigError(f"{one.key}={one.value}: {how}") from error
+
+
+def _settle_by_task(config: Config, explicit: Collection[str]) -> None:
+    """Sets the reward and the longest response, unless they are chosen, to what the embedded task needs."""
+    task, reward = TASKS.get(config.task.name), config.reward
+    embedded = task if config.data.train is None else None
+    if not reward.functions and reward.function is None and reward.model is None:
+        reward.functions = {embedded.reward if embedded else "exact_match": 1.0}
+    if task and config.model.path is None and "rollout.max_response_tokens" not in explicit:
+        config.rollout.max_response_tokens = task.response_tokens(config.task)
 
 
 def _make_absolute(config: Config) -> None:

@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -25,17 +26,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from tandem.launch.views.palette import COLOURS, LIGHT
 from tandem.platform.system.terminal import shown
 
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 3)), (0, (1, 2)), (0, (8, 3)), (0, (2, 1)))
+DASHES: Any = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 3)), (0, (1, 2)), (0, (8, 3)), (0, (2, 1)))
 LEFT, RIGHT, TOP, BOTTOM, ROW = 58, 12, 30, 34, 16  # margins around the axes, and a row of the legend
 LETTER = 6.4  # upper bound of the mean letter width at SIZE
 SIZE = 11  # of letters
 ROUND = (1, 2, 2.5, 5, 10)  # distances between ticks, times a power of ten
 Points = Sequence[tuple[float, float]]
+Look = dict[str, Any]  # keyword arguments of matplotlib
 LARGEST = 1e100  # largest value drawn: sums and spans of such values are finite
 SMALLEST = 1e-100  # smallest sum that is drawn as a bar
 
 SVG, XLINK, TIP = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "tip: "
-PLAIN = {
+PLAIN: Any = {
     "font.size": SIZE,
     "text.color": LIGHT["text"],
     "text.parse_math": False,
@@ -129,9 +131,16 @@ def lines(
             number = numbers[name]
             colour = COLOURS[number]
             if band := around.get(name):
-                axes.fill_between(*zip(*band, strict=True), color=colour, alpha=0.13, linewidth=0)
+                x, low, high = zip(*band, strict=True)
+                axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
             dot = "o" if len(points) == 1 else ""
-            style = {"color": colour, "linestyle": DASHES[number], "linewidth": 1.6, "marker": dot, "markersize": 6}
+            style: Look = {
+                "color": colour,
+                "linestyle": DASHES[number],
+                "linewidth": 1.6,
+                "marker": dot,
+                "markersize": 6,
+            }
             handles += axes.plot(*zip(*points, strict=True), **style, gid=_tip(name))
         axes.grid(axis="y")
         axes.margins(x=0)
@@ -154,7 +163,7 @@ def areas(
     heights = [[y if _can_be_drawn(y) else 0.0 for _, y in points] for points in series.values()]
 
     def draw(axes: Axes) -> list[Artist]:
-        look = {"alpha": 0.75, "edgecolor": LIGHT["card"], "linewidth": 0.6}
+        look: Look = {"alpha": 0.75, "edgecolor": LIGHT["card"], "linewidth": 0.6}
         drawn = axes.stackplot(steps, heights, colors=COLOURS, **look)
         for name, area in zip(series, drawn, strict=True):
             area.set_gid(_tip(name))
@@ -184,7 +193,12 @@ def bars(
         ends = [0.0] * len(shares)
         for number, part in enumerate(parts):
             widths = [row.get(part, 0.0) for row in shares.values()]
-            look = {"height": 0.7, "color": COLOURS[number % 8], "edgecolor": LIGHT["card"], "linewidth": 0.6}
+            look: Look = {
+                "height": 0.7,
+                "color": COLOURS[number % 8],
+                "edgecolor": LIGHT["card"],
+                "linewidth": 0.6,
+            }
             for name, width, bar in zip(
                 shares, widths, axes.barh(range(len(shares)), widths, left=ends, **look), strict=True
             ):
@@ -263,7 +277,13 @@ def _chart(
             figure.text(12 / shape.width, 1 - 18 / height, text, size=13, weight="bold", va="baseline")
         if names:
             place = (edge / shape.width, 1 - (shape.top + inner + bottom) / height)
-            look = {"borderpad": 0, "borderaxespad": 0, "labelspacing": 0.3, "handlelength": 2, "handletextpad": 0.5}
+            look: Look = {
+                "borderpad": 0,
+                "borderaxespad": 0,
+                "labelspacing": 0.3,
+                "handlelength": 2,
+                "handletextpad": 0.5,
+            }
             look |= {"columnspacing": 1.5, "fontsize": SIZE, "frameon": False, "ncols": columns}
             figure.legend(handles, list(map(shown, names)), loc="upper left", bbox_to_anchor=place, **look)
 

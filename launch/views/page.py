@@ -150,8 +150,8 @@ def _figures(run: Run, steps: Sequence[Record], trained: Sequence[Record]) -> li
     time = areas("Time per phase", phases, "s", STEP, SHAPE)
     memory = bars("Memory per role at the end", _memory(trained), "GiB", shape=SHAPE)
     costs = [
-        time and Captioned(time.title, ["time/<phase>_s"], "seconds", time),
-        memory and Captioned(memory.title, ["memory/<role>/<kind>_bytes"], "GiB", memory),
+        Captioned(time.title, ["time/<phase>_s"], "seconds", time) if time else None,
+        Captioned(memory.title, ["memory/<role>/<kind>_bytes"], "GiB", memory) if memory else None,
     ]
     return [figure for figure in (first, *accuracy, *others, *costs) if figure]
 
@@ -162,7 +162,7 @@ def _lines(panel: Panel, among: Sequence[Record]) -> Captioned | None:
     known = {name: [(x, y) for x, y in curve if x is not None and y is not None] for name, curve in points.items()}
     keys = [key for name, key in panel.curves.items() if known[name]]
     chart = lines(panel.title, known, panel.unit, panel.zero, x_label=STEP, shape=SHAPE)
-    return chart and Captioned(panel.title, keys, panel.unit, chart)
+    return Captioned(panel.title, keys, panel.unit, chart) if chart else None
 
 
 def _held_out(steps: Sequence[Record], verifier: str | None) -> list[Panel]:

@@ -66,9 +66,10 @@ def still(settings: Mapping[str, Any]) -> list[Still]:
     """
     constant = []
     if settings.get("train.minibatches") == 1 and settings.get("train.epochs_per_batch") == 1:
+        critic_moves = settings.get("critic.epochs_per_batch") not in (None, 1)
         constant.append(
             Still(
-                RATIO,
+                tuple(key for key in RATIO if not (critic_moves and key.startswith("critic/"))),
                 "One optimizer step per batch: the old log-probs come from the policy that is updated, so the ratio is 1, "
                 "and the clip fraction and the KL stay 0. Raise train.minibatches or train.epochs_per_batch for more steps",
             )

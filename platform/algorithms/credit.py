@@ -10,7 +10,7 @@ import torch
 from tandem.platform.algorithms.correction import correct
 from tandem.platform.algorithms.kl import kl
 from tandem.platform.algorithms.registry import Algorithm
-from tandem.platform.config.schema import AlgoConfig, TrainConfig
+from tandem.platform.config.schema import AlgoConfig
 from tandem.platform.experience.batch import Inferred, RolloutBatch, TrainBatch
 from tandem.platform.experience.masked import masked_fill_zero, masked_mean, whiten
 from tandem.platform.experience.metrics import Metrics
@@ -85,14 +85,14 @@ def halves(batch: TrainBatch) -> list[TrainBatch]:
     return [part.as_minibatch() for part in parts] if int(groups.max()) > 0 else []
 
 
-def epochs(batch: TrainBatch, train: TrainConfig, seed: int) -> Iterator[list[TrainBatch]]:
-    """Yields `epochs_per_batch` lists of `minibatches` mini-batches, with the rows in a new random order in each epoch.
+def epochs(batch: TrainBatch, count: int, minibatches: int, seed: int) -> Iterator[list[TrainBatch]]:
+    """Yields `count` lists of `minibatches` mini-batches, with the rows in a new random order in each epoch.
 
     Each mini-batch carries its own global denominators. All have the same number of rows; `validate` refuses sizes that do
     not divide. A mini-batch without any token in the losses is left out: its optimizer step would follow momentum alone.
     """
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(train.epochs_per_batch):
+    for _ in range(count):
         order = torch.randperm(len(batch), generator=generator)
-        parts = [batch.select(rows).as_minibatch() for rows in order.chunk(train.minibatches)]
+        parts = [batch.select(rows).as_minibatch() for rows in order.chunk(minibatches)]
         yield [part for part in parts if part.num_tokens]

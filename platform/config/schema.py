@@ -59,7 +59,8 @@ class TaskConfig:
     """The embedded task: procedural and verifiable."""
 
     name: str = setting("addition", "which embedded task")
-    digits: int = setting(2, "digits of each number", at_least=1, at_most=6)
+    digits: int = setting(2, "digits of each number; of mixed_addition: at most", at_least=1, at_most=6)
+    steps: int = setting(4, "additions of a chain (chained_addition)", at_least=1, at_most=16)
     eval_size: int = setting(256, "held-out prompts", at_least=1)
     seed: int = setting(0, "seed of the split into training and held-out prompts", at_least=0)
 
@@ -105,7 +106,9 @@ class RolloutConfig:
         "auto", "rollout engine; auto: vllm if CUDA and vLLM are available, else hf", choices=("auto", "hf", "vllm")
     )
     samples_per_prompt: int = setting(8, "responses per prompt, the group size G", at_least=1)
-    max_response_tokens: int = setting(32, "longest response, in tokens", at_least=1)
+    max_response_tokens: int = setting(
+        32, "longest response, in tokens; default for the embedded model: what its task needs", at_least=1
+    )
     temperature: float = setting(1.0, "sampling temperature; every log-prob uses it", above=0)
     top_p: float = setting(1.0, "sample from the most likely tokens of this probability; 1: all", above=0, at_most=1)
     top_k: int | None = setting(None, "sample from this many most likely tokens; null: all", at_least=1)
@@ -198,6 +201,11 @@ class CriticConfig(OptimizerConfig):
     warmup_steps: int = setting(0, "largest number of first training steps in which only the critic learns", at_least=0)
     warmup_until: float | None = setting(
         None, "end the warm-up once critic/explained_variance reaches this; null: use all warmup_steps", at_most=1
+    )
+    epochs_per_batch: int | None = setting(
+        None,
+        "the critic's passes over each batch, which may be more than the policy's; null: train.epochs_per_batch",
+        at_least=1,
     )
     value_clip: float | None = setting(0.2, "how far a value may move from the old value; null: off", above=0)
 
@@ -356,6 +364,11 @@ class Config:
     def sampling_seed(self) -> int:
         """The seed of sampling."""
         return self.run.seed if self.rollout.seed is None else self.rollout.seed
+
+    @property
+    def critic_epochs(self) -> int:
+        """The critic's passes over each batch."""
+        return self.critic.epochs_per_batch or self.train.epochs_per_batch
 
     @property
     def max_sequence_tokens(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tandem.platform.config.schema import ConfigError, TaskConfig
 from tandem.platform.data.rows import Row
@@ -26,7 +27,7 @@ def load_task(config: TaskConfig) -> Task:
     Raises:
         ConfigError: the task is too small to hold out `task.eval_size` prompts.
     """
-    return TASKS[config.name](config)
+    return TASKS[config.name].make(config)
 
 
 def addition(config: TaskConfig) -> Task:
@@ -85,7 +86,7 @@ def _sums(config: TaskConfig, training: Sequence[tuple[int, int]], held_out: Seq
 
 def _count(digits: int) -> int:
     """How many numbers have so many digits; a single digit may be 0."""
-    return 10**digits - (10 ** (digits - 1) if digits > 1 else 0)
+    return 9 * int(10 ** (digits - 1)) if digits > 1 else 10
 
 
 def _pair(digits: int, number: int) -> tuple[int, int]:
@@ -110,9 +111,20 @@ def forgetful_sum(a: int, b: int, forgets: Callable[[], bool]) -> int:
     return total + carry * place
 
 
-TASKS: Mapping[str, Callable[[TaskConfig], Task]] = {
-    "addition": addition,
-    "mixed_addition": mixed_addition,
-    "worked_addition": worked_addition,
-    "chained_addition": chained_addition,
+@dataclass(frozen=True)
+class EmbeddedTask:
+    """How a task is made, the reward function that reads its responses, and the longest response, in tokens."""
+
+    make: Callable[[TaskConfig], Task]
+    reward: str
+    response_tokens: Callable[[TaskConfig], int]
+
+
+SPARE = 6  # tokens beyond those of an answer, so that a model that rambles is cut off a little later
+
+TASKS: Mapping[str, EmbeddedTask] = {
+    "addition": EmbeddedTask(addition, "exact_match", lambda task: task.digits + SPARE),
+    "mixed_addition": EmbeddedTask(mixed_addition, "exact_match", lambda task: task.digits + SPARE),
+    "worked_addition": EmbeddedTask(worked_addition, "last_number", lambda task: 10 * task.digits + SPARE),
+    "chained_addition": EmbeddedTask(chained_addition, "last_number", lambda task: 6 * task.steps + SPARE),
 }

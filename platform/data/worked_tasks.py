@@ -1,8 +1,10 @@
 """Embedded tasks whose responses show their steps, so a failed step is visible before the response ends.
 
-The worked examples come from a pupil who finds some pairs of digits hard. At a hard pair the pupil mostly writes `?` and
-guesses the answer, which is then wrong. The tokens up to a step therefore tell a critic how likely a reward still is: less
-with every hard pair ahead, and nothing after `?`. Reinforcement learning has to unlearn giving up.
+The worked examples come from a pupil who has not learnt some pairs of digits, and finds others hard. At a pair that is not
+learnt, and mostly at a hard one, the pupil writes `?` and guesses the answer, which is then wrong. The tokens up to a step
+tell a critic how likely a reward still is: less with every such pair ahead, and nothing after `?`. Reinforcement learning
+can unlearn giving up at hard pairs. It cannot teach the others, so some responses keep failing, and there is something to
+see for a critic until the end of training.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from tandem.platform.data.rows import Row
 from tandem.platform.data.task import Task, WorkedExample, split
 
 GIVES_UP = 0.7  # how often the pupil gives up at a hard pair; above one half, so that greedy decoding gives up too
-SOLVED = 0.35  # share of the prompts that the pupil solves, for any number of steps
+SOLVED, SOLVABLE = 0.35, 0.65  # share of the prompts that the pupil solves, and that have no pair it has not learnt
 CHARACTERS = "0123456789+=,:?"
 Gives = Callable[[int, int], bool]
 """(one digit, the other) -> whether the pupil gives up at this step."""
@@ -67,7 +69,8 @@ def chained_addition(config: TaskConfig) -> Task:
 
 def worked_sum(a: int, b: int, digits: int, gives_up: Gives) -> str:
     """The columns of a + b up to the first at which the pupil gives up. Ends in `?` then, else in all columns."""
-    steps, carry = [], 0
+    steps: list[str] = []
+    carry = 0
     for place in range(digits):
         one, other = a // 10**place % 10, b // 10**place % 10
         column = f"{one}+{other}" + "+1" * carry
@@ -81,7 +84,8 @@ def worked_sum(a: int, b: int, digits: int, gives_up: Gives) -> str:
 
 def worked_chain(digits: Sequence[int], gives_up: Gives) -> str:
     """The additions of a chain up to the first at which the pupil gives up. Ends in `?` then, else in all additions."""
-    steps, total = [], digits[0]
+    steps: list[str] = []
+    total = digits[0]
     for digit in digits[1:]:
         if gives_up(total, digit):
             return ",".join([*steps, f"{total}+{digit}?"])
@@ -90,11 +94,17 @@ def worked_chain(digits: Sequence[int], gives_up: Gives) -> str:
     return ",".join(steps)
 
 
-def hard_pairs(steps: int, seed: int) -> frozenset[tuple[int, int]]:
-    """The pairs of digits that the pupil finds hard: so many that it solves SOLVED of the prompts of so many steps."""
-    share = min(1.0, (1 - SOLVED ** (1 / steps)) / GIVES_UP)
+def pupils_knowledge(steps: int, seed: int) -> dict[tuple[int, int], float]:
+    """How likely the pupil gives up, by pair of digits: 1 for those not learnt, GIVES_UP for hard ones, else 0.
+
+    There are so many of each that SOLVED and SOLVABLE are the same for any number of steps.
+    """
     pairs = [(one, other) for one in range(10) for other in range(10)]
-    return frozenset(random.Random(seed).sample(pairs, round(share * len(pairs))))
+    random.Random(seed).shuffle(pairs)
+    unknown = 1 - SOLVABLE ** (1 / steps)
+    hard = (1 - SOLVED ** (1 / steps) - unknown) / GIVES_UP
+    first, second = round(100 * unknown), round(100 * (unknown + hard))
+    return {pair: 1.0 if n < first else GIVES_UP if n < second else 0.0 for n, pair in enumerate(pairs)}
 
 
 def _task(
@@ -107,13 +117,13 @@ def _task(
 ) -> Task:
     """The task of `size` numbered prompts."""
     training, held_out = split(size, config)
-    pupil, hard = random.Random(config.seed), hard_pairs(steps, config.seed)
+    pupil, knowledge = random.Random(config.seed), pupils_knowledge(steps, config.seed)
 
     def row(number: int) -> Row:
         return Row(prompt=prompt(number), answer=answer(number))
 
     def example(number: int) -> WorkedExample:
-        worked = work(number, lambda one, other: (one, other) in hard and pupil.random() < GIVES_UP)
+        worked = work(number, lambda one, other: pupil.random() < knowledge[one, other])
         right = answer(number)
         guess = str(pupil.randrange(10 ** (len(right) - 1) if len(right) > 1 else 0, 10 ** len(right)))
         return WorkedExample(prompt(number), f"{worked}:{guess if worked.endswith('?') else right}")

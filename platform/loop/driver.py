@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from tandem.platform.algorithms.credit import credit, epochs, halves
@@ -153,16 +154,20 @@ class Driver:
         return Inferred(old, ref, values)
 
     def _update(self, batch: TrainBatch, described: Metrics) -> tuple[Metrics, frozenset[str]]:
-        """Updates critic, then actor, on the same mini-batches. Returns metrics and the unmoved trainable tensors."""
-        parts = list(epochs(batch, self.config.train, mix(self.config.run.seed, UPDATE_STREAM, self.number)))
+        """Updates critic, then actor, on the same mini-batches, of which the critic may take more epochs. Returns metrics
+        and the unmoved trainable tensors.
+        """
+        train, seed = self.config.train, mix(self.config.run.seed, UPDATE_STREAM, self.number)
+        most = max(train.epochs_per_batch, self.config.critic_epochs if self.roles.critic else 0)
+        parts = list(epochs(batch, most, train.minibatches, seed))
         totals = self._gradient_noise(batch)
         if self.roles.critic is not None:
             with self.spans.span("update_critic"):
-                totals.append(self.roles.critic.update([part for epoch in parts for part in epoch]))
+                totals.append(self.roles.critic.update(list(chain.from_iterable(parts[: self.config.critic_epochs]))))
         self.critic_ready = self.critic_ready or self._critic_suffices(described)
         if self.critic_ready:
             with self.spans.span("update_actor"):
-                totals.append(self._update_actor(parts))
+                totals.append(self._update_actor(parts[: train.epochs_per_batch]))
         unmoved = frozenset[str]().union(*(part.unmoved or () for part in totals))
         return {**measure.reduce_totals(totals), "update/unmoved_tensors": float(len(unmoved))}, unmoved
 

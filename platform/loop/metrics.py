@@ -129,12 +129,26 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def credit_metrics(batch: TrainBatch) -> Metrics:
-    """`advantage/*` over tokens; with a critic also `critic/explained_variance` and `critic/value_mean`."""
+    """`advantage/*` over tokens; with a critic also `critic/value_mean`, and `critic/explained_variance` over all tokens
+    and at three of them: `_first` (the critic has seen the prompt alone), `_middle` and `_last`.
+    """
     metrics = {"advantage/mean": float(masked_mean(batch.advantages, batch.mask))}
     if batch.old_values is not None and batch.returns is not None:
         metrics["critic/explained_variance"] = explained_variance(batch.old_values, batch.returns, batch.mask)
+        for name, place in _places(batch.mask).items():
+            metrics[f"critic/explained_variance_{name}"] = explained_variance(batch.old_values, batch.returns, place)
         metrics["critic/value_mean"] = float(masked_mean(batch.old_values, batch.mask))
     return metrics
+
+
+def _places(mask: Tensor) -> dict[str, Tensor]:
+    """(B, T) masks of the first, the middle and the last token of the mask in each row; of n tokens, n // 2 come before
+    the middle one.
+    """
+    number = mask.cumsum(1) * mask  # 1 for the first token of the mask
+    count = mask.sum(1, keepdim=True)
+    places = {"first": torch.ones_like(count), "middle": count // 2 + 1, "last": count}
+    return {name: mask & (number == place) for name, place in places.items()}
 
 
 def memory_metrics(memory: Mapping[str, Mapping[str, int]]) -> Metrics:

@@ -73,7 +73,9 @@ def schedule_problems(config: Config, steps: int, has_critic: bool) -> Iterator[
 
 def _total_steps(config: Config, steps: int, has_critic: bool) -> dict[str, int]:
     """Optimizer steps by role. The actor makes none during `critic.warmup_steps`."""
-    per_step = config.train.epochs_per_batch * config.train.minibatches
-    alone = config.critic.warmup_steps if has_critic else 0
-    totals = {"actor": config.actor.lr_total_steps or max(steps - alone, 0) * per_step}
-    return totals | ({"critic": config.critic.lr_total_steps or steps * per_step} if has_critic else {})
+    minibatches, alone = config.train.minibatches, config.critic.warmup_steps if has_critic else 0
+    updates = max(steps - alone, 0) * config.train.epochs_per_batch * minibatches
+    totals = {"actor": config.actor.lr_total_steps or updates}
+    if has_critic:
+        totals["critic"] = config.critic.lr_total_steps or steps * config.critic_epochs * minibatches
+    return totals

@@ -100,6 +100,14 @@ def _trained(name: str, ranks: int, parameters: int, size: int, stage: int) -> R
     )
 
 
+def _critic_updates(config: Config) -> list[tuple[str, int, str]]:
+    """The row of the critic's optimizer steps, if its number of epochs is set."""
+    epochs, minibatches = config.critic.epochs_per_batch, config.train.minibatches
+    if epochs is None:
+        return []
+    return [("the critic's per step", epochs * minibatches, f"= {epochs} epochs x {minibatches} mini-batches")]
+
+
 def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]:
     """(name, number, unit) of every size in a training step."""
     train, minibatch = config.train, config.samples_per_minibatch
@@ -113,6 +121,7 @@ def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]
         ("samples per step", config.samples_per_step, "samples"),
         ("samples per mini-batch", minibatch, "samples"),
         ("optimizer steps per step", updates, f"= {train.epochs_per_batch} epochs x {train.minibatches} mini-batches"),
+        *_critic_updates(config),
         ("longest sequence", longest, "tokens, prompt and response"),
         ("micro-batch", train.microbatch_tokens, "tokens at most, padding included"),
         ("micro-batches per mini-batch", microbatches, "at most, per actor rank"),

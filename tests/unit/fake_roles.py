@@ -148,6 +148,7 @@ def make(estimator: str = "gae", steps: int = 2, kl: float = 0.0, evaluate: bool
     config.critic.warmup_steps = changes.get("warmup", 0)
     config.eval.every, config.eval.before_training = changes.get("every", 0), bool(changes.get("before", 1))
     config.train.epochs_per_batch, config.train.minibatches = changes.get("epochs", 1), changes.get("minibatches", 1)
+    config.critic.epochs_per_batch = changes.get("critic_epochs")
     config.run.seed = changes.get("seed", 0)
     algorithm = resolve("any", estimator, "clipped_surrogate")
     log = Log()

@@ -23,7 +23,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.platform.config.schema import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
-from tandem.platform.data.tasks import Task, WorkedExample, load_task
+from tandem.platform.data.task import Task, WorkedExample
+from tandem.platform.data.tasks import load_task
 from tandem.platform.system.readers import read_object
 
 FORMAT = 1  # part of the cache key: increase it when the same settings must give another model

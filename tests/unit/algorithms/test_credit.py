@@ -13,7 +13,6 @@ from unit_batches import batch_of, make_rollout, poison, random_mask, scores
 from tandem.platform.algorithms.credit import credit, epochs, penalised_rewards
 from tandem.platform.algorithms.registry import resolve
 from tandem.platform.config.algo import AlgoConfig
-from tandem.platform.config.schema import TrainConfig
 from tandem.platform.experience.batch import Inferred, RolloutBatch, StopReason, TrainBatch, Values
 
 PPO, GRPO = resolve("ppo", "gae", "clipped_surrogate"), resolve("grpo", "grpo", "clipped_surrogate")
@@ -154,8 +153,7 @@ def train_batch(rows: int) -> TrainBatch:
 
 
 def test_every_epoch_uses_each_row_once_in_a_new_order() -> None:
-    train = TrainConfig(epochs_per_batch=2, minibatches=3)
-    found = list(epochs(train_batch(12), train, seed=5))
+    found = list(epochs(train_batch(12), count=2, minibatches=3, seed=5))
     assert [[len(part) for part in parts] for parts in found] == [[4] * 3] * 2
     orders = [[int(x) for part in parts for x in part.old_logprobs[:, 0]] for parts in found]
     assert [sorted(order) for order in orders] == [list(range(12))] * 2
@@ -165,7 +163,7 @@ def test_every_epoch_uses_each_row_once_in_a_new_order() -> None:
 
 def test_mini_batches_follow_from_the_seed() -> None:
     def order(seed: int) -> list[float]:
-        (parts,) = epochs(train_batch(12), TrainConfig(minibatches=2), seed)
+        (parts,) = epochs(train_batch(12), 1, 2, seed)
         return [x for part in parts for x in part.old_logprobs[:, 0].tolist()]
 
     assert order(1) == order(1)
@@ -173,7 +171,7 @@ def test_mini_batches_follow_from_the_seed() -> None:
 
 
 def test_mini_batches_carry_their_own_denominators() -> None:
-    for parts in epochs(train_batch(9), TrainConfig(minibatches=3), seed=0):
+    for parts in epochs(train_batch(9), 1, 3, seed=0):
         assert len(parts) == 3
         for part in parts:
             rows = part.old_logprobs[:, 0].long()
@@ -183,7 +181,7 @@ def test_mini_batches_carry_their_own_denominators() -> None:
 
 def test_a_mini_batch_without_a_token_is_left_out() -> None:
     for seed in range(10):  # row 0 of 3 has no token
-        (parts,) = epochs(train_batch(3), TrainConfig(minibatches=3), seed)
+        (parts,) = epochs(train_batch(3), 1, 3, seed)
         assert sorted(part.num_tokens for part in parts) == [1, 2]
 
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from tandem.platform.config.schema import ConfigError, TaskConfig
-from tandem.platform.data.tasks import FORGOTTEN_CARRIES, MAX_TRAINING_ROWS, forgetful_sum, load_task
+from tandem.platform.data.task import MAX_TRAINING_ROWS
+from tandem.platform.data.tasks import FORGOTTEN_CARRIES, forgetful_sum, load_task
 
 
 def prompts(digits: int = 2, eval_size: int = 256, seed: int = 0) -> tuple[list[str], list[str]]:

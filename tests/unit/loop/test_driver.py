@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from fake_roles import Run, make
 
 from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, resolve
@@ -295,3 +296,15 @@ def test_the_driver_names_no_algorithm() -> None:
     source = inspect.getsource(driver_module).lower()
     for name in ("ppo", *ESTIMATORS, *POLICY_LOSSES, "config.adv_estimator", "algorithm.name"):
         assert name not in source, name
+
+
+@pytest.mark.parametrize(("policy", "critic", "taken"), [(1, 3, 3), (3, 1, 1), (2, None, 2)])
+def test_the_critic_may_take_more_epochs_or_fewer(policy: int, critic: int | None, taken: int) -> None:
+    """The epochs that both take have the same mini-batches."""
+    run = make(steps=1, epochs=policy, minibatches=2, critic_epochs=critic)
+    run.driver.run()
+    assert run.critic is not None
+    [of_critic], of_policy = run.critic.minibatches, run.actor.minibatches
+    assert (len(of_critic), len(of_policy)) == (2 * taken, policy)
+    shared = [part for epoch in of_policy for part in epoch][: len(of_critic)]
+    assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(shared, of_critic, strict=False))

@@ -167,6 +167,9 @@ def test_credit(bad: float) -> None:
     full = replace(plain, old_values=poison(values, MASK, bad), returns=poison(returns, MASK, bad))
     # returns (1, 2, 6): variance 7; errors (0, 0, 3): variance 3
     expected = {"advantage/mean": 2.0, "critic/explained_variance": 1 - 3 / 7, "critic/value_mean": 2.0}
+    # first tokens: returns (1, 6), errors (0, 3); middle and last ones: returns (2, 6), errors (0, 3)
+    expected["critic/explained_variance_first"] = 1 - 4.5 / 12.5
+    expected["critic/explained_variance_middle"] = expected["critic/explained_variance_last"] = 1 - 4.5 / 8
     assert credit_metrics(full) == pytest.approx(expected)
 
 
@@ -197,3 +200,16 @@ def test_explained_variance_of_one_token_or_none_is_zero() -> None:
 def test_memory() -> None:
     found = memory_metrics({"actor": {"weights": 10, "peak": 20}, "reward": {}})
     assert found == {"memory/actor/weights_bytes": 10.0, "memory/actor/peak_bytes": 20.0}
+
+
+def test_explained_variance_at_places_of_a_response() -> None:
+    """Masks [1, 2, 3], [1, 2] and [2]: the first tokens are 1, 1, 2, the middle ones 2, 2, 2, the last ones 3, 2, 2."""
+    mask = torch.tensor([[False, True, True, True], [False, True, True, False], [False, False, True, False]])
+    returns = torch.tensor([[0.0, 1, 1, 1], [0, 2, 2, 0], [0, 0, 4, 0]])
+    values = torch.tensor([[9.0, 0, 1, 1], [9, 0, 1, 9], [9, 9, 4, 9]])
+    batch = batch_of(mask)
+    found = credit_metrics(TrainBatch(batch, torch.zeros(3, 4), torch.zeros(3, 4), old_values=values, returns=returns))
+    variance = torch.tensor([1.0, 2, 4]).var()
+    assert found["critic/explained_variance_first"] == pytest.approx(float(1 - torch.tensor([1.0, 2, 0]).var() / variance))
+    assert found["critic/explained_variance_middle"] == pytest.approx(float(1 - torch.tensor([0.0, 1, 0]).var() / variance))
+    assert found["critic/explained_variance_last"] == pytest.approx(float(1 - torch.tensor([0.0, 1, 0]).var() / variance))
