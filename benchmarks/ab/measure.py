@@ -47,6 +47,7 @@ TRENDS = (
 """The metrics of learning shown besides the held-out accuracy."""
 KEPT = (
     *TRENDS,
+    *(f"critic/explained_variance_{place}" for place in ("first", "middle", "last")),
     *(f"time/{name}_s" for name in ("step", "gradient_noise", "infer", "update", *PARTS)),
     *("tokens/prompt", "tokens/response", "tokens/greedy", "samples/sampled", "samples/trained", "sampling/rounds"),
     *("policy/epochs", "policy/kl", "policy/gradient_variance", "kl/sampled", "response/truncated_frac"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.benchmarks.ab.doubts import doubts, peak_text
+from tandem.benchmarks.ab.health import EXPLAINED, LEARNT, SILENT, verdict_text
 from tandem.benchmarks.ab.measure import AXES, ITEMS, PARTS, TRENDS
 from tandem.benchmarks.ab.raw import read_raw
 from tandem.benchmarks.ab.results import REWARD, derive
@@ -230,6 +231,13 @@ def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
             _comparison_rows(results),
         ),
         (
+            "Did each arm work?",
+            "Means over the second half of training and over seeds. A critic that explains less than "
+            f"{LEARNT:g} of the variance of the returns did not learn; an arm without a critic, more than {SILENT:.0%} of "
+            "whose groups have equal rewards, had no signal.",
+            _health_rows(results),
+        ),
+        (
             "Cost of a step",
             "Means over seeds and steps, without the first steps and those that measured gradient noise." + doubts(results),
             _cost_rows(results),
@@ -253,7 +261,19 @@ def _comparison_rows(results: Mapping[str, Any]) -> Table:
         chance = "-" if "probability_of_improvement" not in result else f"{result['probability_of_improvement']:.2f}"
         names = [label(results, result["ours"]), label(results, result["theirs"])]
         spent = [result["axis"], f"{result['budget']:.6g}", str(len(result["seeds"]))]
-        rows.append([*names, result["metric"], *spent, difference_text(result), means, chance, result["verdict"]])
+        rows.append(
+            [*names, result["metric"], *spent, difference_text(result), means, chance, verdict_text(results, result)]
+        )
+    return rows
+
+
+def _health_rows(results: Mapping[str, Any]) -> Table:
+    rows = [["arm", *(f"explained variance, {name}" for name in EXPLAINED), "groups without signal", "gradient noise", ""]]
+    for name, arm in finished(results).items():
+        signs = arm["health"]
+        numbers = [*(signs["explained"][place] for place in EXPLAINED), signs["silent"], signs["noise"]]
+        shown = ["-" if number is None else f"{number:.2f}" for number in numbers]
+        rows.append([label(results, name), *shown, signs["problem"] or "worked"])
     return rows
 
 

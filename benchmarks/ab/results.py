@@ -17,6 +17,7 @@ from tandem.benchmarks.ab.comparison import (
     paired_difference,
     probability_of_improvement,
 )
+from tandem.benchmarks.ab.health import health
 from tandem.benchmarks.ab.measure import AXES, Measured
 from tandem.benchmarks.ab.runs import FINISHED, machine, weights_digest
 from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
@@ -176,6 +177,7 @@ def _arm(name: str, raw: Mapping[str, Any], finished: _Finished, budgets: Mappin
     equal = {metric: _over_known(runs, finished, metric, budgets["completions"]) for metric in finished.metrics}
     costs = _average(each)
     return summary | {
+        "health": health(list(runs.values()), arm["critic"] is not None, arm["group"]),
         "costs": costs,
         "share_problems": _share_problems(costs["share_of_peak"], raw, ended),
         "critic_share": over_seeds([cost["critic_share"] for cost in each]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.benchmarks.ab.health import LEARNT, SILENT, verdict_text
 from tandem.platform.system.text import human_bytes
 
 NAMES = ("algo.name", "algo.paper")  # settings without an effect on training
@@ -19,7 +20,9 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
     return [
         _conditions(results),
         *_critic(results),
+        *_did_not_work(results),
         *_comparisons(results),
+        *_causes(results),
         *_groups(results),
         *_crashes(results),
         _reach(results),
@@ -111,8 +114,67 @@ def _comparisons(results: Mapping[str, Any]) -> list[str]:
                 for c in derived["comparisons"]
                 if (c["ours"], c["theirs"], c["metric"], c["axis"]) == (ours, theirs, metric, axis)
             )
-            parts.append(f"{difference_text(comparison)} at {words} ({comparison['verdict']})")
+            parts.append(f"{difference_text(comparison)} at {words} ({verdict_text(results, comparison)})")
         said.append(f"{label(results, ours)} against {label(results, theirs)}, {metric}: " + "; ".join(parts) + ".")
+    return said
+
+
+def _did_not_work(results: Mapping[str, Any]) -> list[str]:
+    """A sentence for every arm that did not work: what was compared there says nothing about its method."""
+    said = []
+    for name, arm in finished(results).items():
+        signs = arm["health"]
+        if signs["problem"] is None:
+            continue
+        explained = {place: value for place, value in signs["explained"].items() if value is not None}
+        late = "in the second half of training"
+        if explained:
+            places = ", ".join(f"{value:.2f} for {place}" for place, value in explained.items())
+            why = f"it explained less than {LEARNT:g} of the variance of the returns {late} ({places})"
+        else:
+            why = f"{signs['silent']:.0%} of its groups had equal rewards {late}, more than {SILENT:.0%}"
+        said.append(f"{label(results, name)}: {signs['problem']}; {why}. Its comparisons do not judge the method.")
+    return said
+
+
+def _causes(results: Mapping[str, Any]) -> list[str]:
+    """Of each compared pair that differs in prompts per step and in having a critic, how much is due to either.
+
+    The control has the prompts of the arm with a critic, and no critic.
+    """
+    derived, arms = results["derived"], {arm["name"]: arm for arm in results["arms"] if arm["name"] in finished(results)}
+    differences = {
+        (c["ours"], c["theirs"]): c
+        for c in derived["comparisons"]
+        if (c["metric"], c["axis"]) == (derived["metrics"][0], "completions")
+    }
+    said = []
+    for ours, theirs in differences:
+        one, other = arms[ours], arms[theirs]
+        if one["prompts"] == other["prompts"] or bool(one["critic"]) == bool(other["critic"]):
+            continue
+        critic, plain = (ours, theirs) if one["critic"] else (theirs, ours)
+        head = (
+            f"{label(results, critic)} and {label(results, plain)} differ in prompts per step too, "
+            f"{arms[critic]['prompts']} and {arms[plain]['prompts']}."
+        )
+        controls = [
+            name
+            for name, arm in arms.items()
+            if not arm["critic"] and arm["prompts"] == arms[critic]["prompts"]
+            if {(critic, name), (name, plain)} <= differences.keys()
+        ]
+        if not controls:
+            said.append(
+                f"{head} No arm has the same prompts without a critic, so the difference is not the critic's alone."
+            )
+            continue
+        control = controls[0]
+        parts = [difference_text(differences[pair]) for pair in ((critic, control), (control, plain))]
+        said.append(
+            f"{head} {label(results, control)} has {arms[control]['prompts']} prompts and no critic: at equal completions, "
+            f"{parts[0]} is the critic's part and {parts[1]} the part of the prompts and the group."
+        )
     return said
 
 

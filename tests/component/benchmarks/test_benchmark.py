@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planted_runs import MEMORY, SHAPE, raw, run
 
 from tandem.benchmarks.ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps, times
 from tandem.benchmarks.ab.page import all_tables, as_csv, rebuild, write
@@ -19,70 +20,8 @@ from tandem.platform.config.schema import ConfigError
 from tandem.platform.planning.costs import ModelShape
 
 FORMS = ("report.html", "report.md", "results.csv", "figure.svg")
-MEMORY = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 2, "baseline": 80, "peak": 100}
-SHAPE = {"layers": 1, "attention_width": 4, "block_parameters": 100, "head_parameters": 20}
-
 
 # Measures
-
-
-def run(arm: str = "one", seed: int = 0, steps: int = 4, accuracy: float = 0.5, **columns: list[float]) -> dict[str, Any]:
-    """A run's raw results: two-second steps of 8 samples, evaluated at the beginning and at the end."""
-    made: dict[str, list[float]] = {
-        "time/step_s": [2.0] * steps,
-        "time/generate_s": [1.0] * steps,
-        "time/update_actor_s": [0.5] * steps,
-        "samples/sampled": [8.0] * steps,
-        "sampling/rounds": [1.0] * steps,
-        "tokens/prompt": [40.0] * steps,
-        "tokens/response": [24.0] * steps,
-        "policy/epochs": [1.0] * steps,
-        "reward/mean": [accuracy] * steps,
-    }
-    return {
-        "arm": arm,
-        "seed": seed,
-        "status": "finished",
-        "error": None,
-        "identity": {"first_weights": "w", "data": "d"},
-        "startup_s": 3.0,
-        "devices": 2.0,
-        "steps": made | columns,
-        "evals": {"eval/held/greedy": [[0, 0.4], [steps, accuracy]]},
-        "memory": {"actor": dict(MEMORY)} | ({"critic": dict(MEMORY)} if arm == "one" else {}),
-    }
-
-
-def raw(runs: list[dict[str, Any]], **plan: Any) -> dict[str, Any]:
-    """Raw results of arms `one` (with a critic) and `two`."""
-    names = list(dict.fromkeys(one["arm"] for one in runs))
-    shared = {"is_plain": True, "group": 4, "prompts": 2, "actor": SHAPE, "differs": {}}
-    made = [
-        {"name": name, "label": name.title(), "algo": name, "critic": SHAPE if name == "one" else None, **shared}
-        for name in names
-    ]
-    return {
-        "plan": {
-            "seeds": sorted({one["seed"] for one in runs}),
-            "skip_steps": 1,
-            "completions": 8,
-            "comparisons": [],
-            **plan,
-        },
-        "machine": {"cores": 2, "gpus": [], "versions": {"torch": "x"}},
-        "peak_flops": 1e9,
-        "model": {"path": "m", "parameters": 120, "digest": "w"},
-        "data": "sums",
-        "settings": {
-            "run.steps": 4,
-            "train.minibatches": 2,
-            "train.epochs_per_batch": 1,
-            "model.gradient_checkpointing": False,
-            "cluster.name": "local",
-        },
-        "arms": made,
-        "runs": runs,
-    }
 
 
 def measured(**columns: list[float]) -> Measured:
@@ -241,7 +180,7 @@ def test_a_share_that_cannot_be_is_no_figure() -> None:
         (flops / 0.25, 0.4, "?", "timed beside other processes, on 40% of the cores"),
     ):
         results["peak_flops"], results["runs"][0]["others"] = peak, others
-        title, note, rows = all_tables({**results, "derived": derive(results)})[1]
+        title, note, rows = all_tables({**results, "derived": derive(results)})[2]
         assert title == "Cost of a step"
         assert rows[1][rows[0].index("update actor")] == shown
         assert why in note

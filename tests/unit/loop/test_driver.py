@@ -307,4 +307,6 @@ def test_the_critic_may_take_more_epochs_or_fewer(policy: int, critic: int | Non
     [of_critic], of_policy = run.critic.minibatches, run.actor.minibatches
     assert (len(of_critic), len(of_policy)) == (2 * taken, policy)
     shared = [part for epoch in of_policy for part in epoch][: len(of_critic)]
-    assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(shared, of_critic, strict=False))
+    assert all(
+        torch.equal(one.rollout.group_ids, other.rollout.group_ids) for one, other in zip(shared, of_critic, strict=False)
+    )
