@@ -2,8 +2,6 @@
 
 python benchmarks/algorithms.py       # all, 40 steps, seeds 0, 1, 2; writes algorithms.md and .svg in benchmarks/results/
 python benchmarks/algorithms.py --algos rloo opo --seeds 3 --out /tmp/algorithms.md -- run.steps=80
-
-The figure needs matplotlib, which the extra `dev` installs.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tandem.launch.compose.compose import config_groups
 from tandem.platform.system.terminal import say
 
 SEEDS = [0, 1, 2]
-SHORT = ["run.steps=40", "cluster=inline"]
+SHORT = ["run.steps=40", "cluster=inline", "rollout.samples_per_prompt=8"]
 ENOUGH = ["critic.warmup_steps=5"]
 """VAPO's 50 steps of critic warmup do not fit into 40 steps."""
 

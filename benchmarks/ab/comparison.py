@@ -18,6 +18,7 @@ from scipy import stats
 CONFIDENCE = 0.95
 FEWEST = 5  # seeds needed to show a difference: with four seeds, equal arms give four equal signs one time in eight
 MOST_ENUMERATED = 6  # up to this many seeds, all resamples are enumerated (6^6 = 46656), and the interval is exact
+MOST_SEEDS = 200  # that are worth naming
 RESAMPLES = 20_000  # for more seeds: drawn at random, from a fixed seed
 
 
@@ -85,6 +86,39 @@ def expanded_tail(seeds: int) -> float:
         return 0.0
     t = stats.t.ppf(1 - (1 - CONFIDENCE) / 2, seeds - 1)
     return float(stats.norm.cdf(-math.sqrt(seeds / (seeds - 1)) * t))
+
+
+def p_value(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Two-sided p-value of Student's paired t-test over seeds; None for fewer than two seeds.
+
+    Equal differences have no variance: the p-value is then 1 if they are zero, else 0.
+    """
+    differences = np.asarray(ours) - np.asarray(theirs)
+    if len(differences) < 2:
+        return None
+    if differences.std() <= 1e-12 * max(1.0, float(np.abs(differences).max())):
+        return float(abs(differences.mean()) <= 1e-12)
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def false_discovery_rates(p_values: Sequence[float]) -> list[float]:
+    """For each of several comparisons, the expected share of false claims if all with such a p-value or less are claimed.
+
+    Valid under any dependence: Benjamini and Yekutieli, https://doi.org/10.1214/aos/1013699998
+    """
+    return stats.false_discovery_control(p_values, method="by").tolist() if len(p_values) else []
+
+
+def seeds_to_tell(ours: Sequence[float], theirs: Sequence[float]) -> int | None:
+    """How many seeds would show this difference, if mean and spread stayed as they are: the smallest n for which the
+    interval of Student's t excludes 0. None for fewer than two seeds, without a difference, or above MOST_SEEDS.
+    """
+    differences = np.asarray(ours) - np.asarray(theirs)
+    if len(differences) < 2 or abs(differences.mean()) <= 1e-12:
+        return None
+    spread = float(differences.std(ddof=1) / abs(differences.mean()))
+    enough = (n for n in range(FEWEST, MOST_SEEDS + 1) if stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * spread < math.sqrt(n))
+    return next(enough, None)
 
 
 def value_at(curve: Sequence[tuple[float, float]], budget: float) -> float:

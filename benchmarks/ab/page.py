@@ -10,18 +10,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tandem.benchmarks.ab.doubts import doubts, peak_text
-from tandem.benchmarks.ab.health import EXPLAINED, LEARNT, SILENT, verdict_text
+from tandem.benchmarks.ab.doubts import peak_text
 from tandem.benchmarks.ab.measure import AXES, ITEMS, PARTS, TRENDS
 from tandem.benchmarks.ab.raw import read_raw
 from tandem.benchmarks.ab.results import REWARD, derive
+from tandem.benchmarks.ab.summary import costs, recommendation, verdict_rows
+from tandem.benchmarks.ab.tables import all_tables
 from tandem.benchmarks.ab.verdict import (
     HELD,
     critic_bytes,
-    difference_text,
     finished,
     label,
-    multiplicity,
     sentences,
     where,
 )
@@ -35,8 +34,7 @@ from tandem.platform.system.text import human_bytes
 
 MIB = 2**20
 COMMAND = "python benchmarks/critic_vs_group.py"
-HEADLINE = 3  # number of arms in the learning curves, taken from the first comparisons
-Table = list[list[str]]
+HEADLINE = 4  # number of arms in the learning curves, taken from the first comparisons
 
 
 def write(results: Mapping[str, Any], out: Path) -> Path:
@@ -78,6 +76,12 @@ def as_html(results: Mapping[str, Any]) -> str:
         Path(__file__).parent / "templates" / "comparison.html",
         title="Critic against group sampling",
         sentences=sentences(results),
+        recommendation=recommendation(results),
+        metric=results["derived"]["metrics"][0],
+        axes=list(AXES.values()),
+        verdicts=verdict_rows(results),
+        costs=costs(results),
+        first=_main_charts(results),
         sections=[(title, drawn) for title, drawn in charts if drawn],
         tables=all_tables(results),
         conditions=_conditions(results),
@@ -87,7 +91,16 @@ def as_html(results: Mapping[str, Any]) -> str:
 def as_markdown(results: Mapping[str, Any]) -> str:
     """The report as Markdown."""
     blocks = ["# What the critic costs and what it buys", f"Built by `{COMMAND}`."]
-    blocks += [*map(_in_markdown, sentences(results)), "![](figure.svg)"]
+    first, *said, limits = map(_in_markdown, sentences(results))
+    verdicts = [["at equal", *AXES], *([row.pair, *(cell.word for cell in row.cells)] for row in verdict_rows(results))]
+    blocks += [
+        first,
+        f"**{_in_markdown(recommendation(results))}**",
+        _markdown_table(verdicts),
+        limits,
+        "![](figure.svg)",
+        *said,
+    ]
     for title, note, rows in all_tables(results):
         blocks += [f"## {_in_markdown(title)}", _in_markdown(note), _markdown_table(rows)]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -113,9 +126,13 @@ def as_csv(results: Mapping[str, Any]) -> str:
 
 def main_figure(results: Mapping[str, Any]) -> str:
     """The figure of the README: learning at equal completions and at equal time, side by side with memory and step time."""
+    return side_by_side(_main_charts(results))
+
+
+def _main_charts(results: Mapping[str, Any]) -> list[Chart]:
     metric = results["derived"]["metrics"][0]
     charts = [_learning(results, metric, axis) for axis in ("completions", "seconds")] + [_times(results), _held(results)]
-    return side_by_side([chart for chart in charts if chart])
+    return [chart for chart in charts if chart]
 
 
 def figures(results: Mapping[str, Any]) -> list[tuple[str, list[Chart | None]]]:
@@ -222,123 +239,6 @@ def _differences(results: Mapping[str, Any], metric: str, axis: str) -> Chart | 
     return intervals(f"at equal {AXES[axis]}", rows)
 
 
-def all_tables(results: Mapping[str, Any]) -> list[tuple[str, str, Table]]:
-    """(title, note, rows starting with the header) of every table."""
-    return [
-        (
-            "Comparisons",
-            "Ours minus theirs, on each axis at the largest budget that both reached. " + multiplicity(results),
-            _comparison_rows(results),
-        ),
-        (
-            "Did each arm work?",
-            "Means over the second half of training and over seeds. A critic that explains less than "
-            f"{LEARNT:g} of the variance of the returns did not learn; an arm without a critic, more than {SILENT:.0%} of "
-            "whose groups have equal rewards, had no signal.",
-            _health_rows(results),
-        ),
-        (
-            "Cost of a step",
-            "Means over seeds and steps, without the first steps and those that measured gradient noise." + doubts(results),
-            _cost_rows(results),
-        ),
-        (
-            "Memory",
-            "Counted from tensors; `other` is the rest of the peak of the process (on CUDA: of the allocator). Roles in "
-            "one process share its baseline and its peak, which includes the activations of one role at a time.",
-            _memory_rows(results),
-        ),
-        ("Learning", "Means over steps and seeds.", _trend_rows(results)),
-        ("Arms", "The settings of each arm that differ from the first arm.", _arm_rows(results)),
-    ]
-
-
-def _comparison_rows(results: Mapping[str, Any]) -> Table:
-    head = ["ours", "theirs", "metric", "at equal", "spent", "seeds", "difference", "interquartile means"]
-    rows = [[*head, "P(ours better)", "verdict"]]
-    for result in results["derived"]["comparisons"]:
-        means = " / ".join(f"{value:.3f}" for value in result.get("interquartile_mean", [])) or "-"
-        chance = "-" if "probability_of_improvement" not in result else f"{result['probability_of_improvement']:.2f}"
-        names = [label(results, result["ours"]), label(results, result["theirs"])]
-        spent = [result["axis"], f"{result['budget']:.6g}", str(len(result["seeds"]))]
-        rows.append(
-            [*names, result["metric"], *spent, difference_text(result), means, chance, verdict_text(results, result)]
-        )
-    return rows
-
-
-def _health_rows(results: Mapping[str, Any]) -> Table:
-    rows = [["arm", *(f"explained variance, {name}" for name in EXPLAINED), "groups without signal", "gradient noise", ""]]
-    for name, arm in finished(results).items():
-        signs = arm["health"]
-        numbers = [*(signs["explained"][place] for place in EXPLAINED), signs["silent"], signs["noise"]]
-        shown = ["-" if number is None else f"{number:.2f}" for number in numbers]
-        rows.append([label(results, name), *shown, signs["problem"] or "worked"])
-    return rows
-
-
-def _cost_rows(results: Mapping[str, Any]) -> Table:
-    head = [
-        "arm",
-        "step, s",
-        "critic, of a step",
-        "generate, s",
-        "update actor, s",
-        "update critic, s",
-        "response tokens/s",
-    ]
-    rows = [[*head, "all tokens/s", "GFLOP", "of the peak: generate", "update actor", "startup, s"]]
-    for name, arm in finished(results).items():
-        costs, seconds = arm["costs"], arm["costs"]["seconds"]
-        wrong = arm.get("share_problems", {})
-        share = {phase: "?" if phase in wrong else f"{value:.0%}" for phase, value in costs["share_of_peak"].items()}
-        rows.append(
-            [
-                label(results, name),
-                f"{seconds['step']:.3f}",
-                f"{arm['critic_share']['value']:.0%}",
-                f"{seconds['generate']:.3f}",
-                f"{seconds.get('update_actor', 0):.3f}",
-                f"{seconds['update_critic']:.3f}" if "update_critic" in seconds else "-",
-                f"{costs['response_tokens_per_s']:.0f}",
-                f"{costs['tokens_per_s']:.0f}",
-                f"{sum(costs['flops'].values()) / 1e9:.1f}",
-                share.get("generate", "-"),
-                share.get("update_actor", "-"),
-                f"{arm['startup_s']:.1f}",
-            ]
-        )
-    return rows
-
-
-def _memory_rows(results: Mapping[str, Any]) -> Table:
-    rows = [["arm", "role", *ITEMS, "other", "peak", "explained"]]
-    for name, arm in finished(results).items():
-        for role, kinds in arm["memory"].items():
-            shown = [_size(kinds[kind]) for kind in (*ITEMS, "other", "peak")]
-            explained = f"{1 - kinds['other'] / kinds['peak']:.0%}" if kinds["peak"] else "-"
-            rows.append([label(results, name), role, *shown, explained])
-    return rows
-
-
-def _trend_rows(results: Mapping[str, Any]) -> Table:
-    arms = finished(results)
-    keys = list(dict.fromkeys(key for arm in arms.values() for key in arm["trends"]))
-    rows = [["arm", "finished", *keys]]
-    for name, arm in arms.items():
-        numbers = [f"{arm['trends'][key]:.4g}" if key in arm["trends"] else "-" for key in keys]
-        rows.append([label(results, name), f"{arm['finished']} of {arm['runs']}", *numbers])
-    return rows
-
-
-def _arm_rows(results: Mapping[str, Any]) -> Table:
-    rows = [["arm", "name", "settings"]]
-    for arm in results["arms"]:
-        differences = ", ".join(f"{key}={value}" for key, value in arm["differs"].items() if key != "algo.paper")
-        rows.append([arm["label"], arm["name"], differences or "-"])
-    return rows
-
-
 def _conditions(results: Mapping[str, Any]) -> dict[str, object]:
     """Machine, versions and settings."""
     machine = results["machine"]
@@ -358,10 +258,6 @@ def _headline(results: Mapping[str, Any]) -> list[str]:
         name for comparison in results["derived"]["comparisons"] for name in (comparison["ours"], comparison["theirs"])
     ]
     return [name for name in dict.fromkeys([*pairs, *arms]) if name in arms][:HEADLINE]
-
-
-def _size(value: float) -> str:
-    return "-" if value == 0 else f"-{human_bytes(-value)}" if value < 0 else human_bytes(value)
 
 
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:

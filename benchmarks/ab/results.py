@@ -12,10 +12,13 @@ from tandem.benchmarks.ab.arms import Arm, Definition, Plan, differing
 from tandem.benchmarks.ab.comparison import (
     FEWEST,
     Interval,
+    false_discovery_rates,
     interquartile_mean,
     mean,
+    p_value,
     paired_difference,
     probability_of_improvement,
+    seeds_to_tell,
 )
 from tandem.benchmarks.ab.health import health
 from tandem.benchmarks.ab.measure import AXES, Measured
@@ -61,17 +64,21 @@ def derive(raw: Mapping[str, Any]) -> dict[str, Any]:
     finished = _Finished.of(raw)
     budgets = {axis: min(spent[axis][-1] for spent in finished.spent.values()) for axis in AXES}
     pairs = [pair for pair in raw["plan"]["comparisons"] if all(name in finished.arms for name in pair)]
+    comparisons = [
+        _comparison(finished, ours, theirs, metric, axis)
+        for ours, theirs in pairs
+        for metric in finished.metrics
+        for axis in AXES
+    ]
+    known = [comparison for comparison in comparisons if comparison.get("p_value") is not None]
+    for comparison, rate in zip(known, false_discovery_rates([one["p_value"] for one in known]), strict=True):
+        comparison["false_discovery_rate"] = rate
     return {
         "budgets": budgets,
         "metrics": finished.metrics,
         "arms": {name: _arm(name, raw, finished, budgets) for name in finished.arms},
         "runs": [_run(key, finished, budgets) for key in finished.runs],
-        "comparisons": [
-            _comparison(finished, ours, theirs, metric, axis)
-            for ours, theirs in pairs
-            for metric in finished.metrics
-            for axis in AXES
-        ],
+        "comparisons": comparisons,
     }
 
 
@@ -124,6 +131,8 @@ def _comparison(finished: _Finished, ours: str, theirs: str, metric: str, axis: 
         **head,
         "budget": budget,
         "difference": asdict(difference),
+        "p_value": p_value(left, right),
+        "seeds_to_tell": seeds_to_tell(left, right),
         "interquartile_mean": [interquartile_mean(left), interquartile_mean(right)],
         "probability_of_improvement": probability_of_improvement(left, right),
         "verdict": verdict(difference),
@@ -264,8 +273,8 @@ def _described(arm: Arm, made: Definition, first: Mapping[str, Any], trust: bool
         "label": arm.label,
         "algo": made.algo,
         "is_plain": not (made.settings or made.critic_model or made.critic_path),  # differs only in group size
-        "group": arm.config.rollout.samples_per_prompt,
-        "prompts": arm.config.data.prompts_per_step,
+        "group": arm.config.group,
+        "prompts": arm.config.prompts_per_step,
         "actor": asdict(shape_of(arm.model, trust)),
         "critic": asdict(critic) if critic else None,
         "differs": differs,

@@ -67,7 +67,7 @@ def training_prompts(config: Config, model: str, tokenizer: Any, note: Callable[
     rows, source = _rows(config, config.data.train, held_out=False)
     encoded = _encode(config, model, rows, tokenizer, source, note)
     seed = config.run.seed if config.data.seed is None else config.data.seed
-    return PromptSource(encoded.rows, DataOrder(len(encoded.rows), config.data.prompts_per_step, seed, config.data.shuffle))
+    return PromptSource(encoded.rows, DataOrder(len(encoded.rows), config.prompts_per_step, seed, config.data.shuffle))
 
 
 def evaluations(config: Config, model: str, tokenizer: Any, note: Callable[[str], None]) -> list[Evaluation]:
@@ -116,7 +116,7 @@ def training_steps(config: Config, rows: int) -> int:
     if config.run.steps is not None:
         return config.run.steps
     assert config.run.epochs is not None, "validate() requires one of run.steps and run.epochs"
-    return math.ceil(config.run.epochs * rows / config.data.prompts_per_step)
+    return math.ceil(config.run.epochs * rows / config.prompts_per_step)
 
 
 def check_model(config: Config, path: str) -> None:

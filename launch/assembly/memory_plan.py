@@ -180,9 +180,9 @@ class MemoryPlan:
                 return int(rollout.kv_cache_gb * 2**30)
             share = int((self.room.bytes if self.room else 0) * rollout.gpu_memory_share)
             return max(0, share - self.parameters * DTYPES[config.model.dtype].itemsize)
-        prompts = -(-config.data.prompts_per_step // rollout.replicas)
-        rows = min(rollout.max_batch_sequences, prompts * rollout.samples_per_prompt)
-        prompts = min(prompts, -(-rows // rollout.samples_per_prompt))
+        prompts = -(-config.prompts_per_step // rollout.replicas)
+        rows = min(rollout.max_batch_sequences, prompts * config.group)
+        prompts = min(prompts, -(-rows // config.group))
         lengths = (config.data.max_prompt_tokens, rollout.max_response_tokens)
         return sampling_bytes(spec, maker(config), prompts, rows, lengths)
 

@@ -152,7 +152,7 @@ class RayRoles:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, slot.bundle),
         }
         if name == "rollout" and self._is_continuous:  # all calls that may be queued, and some to control it
-            calls = QUEUED * self.config.rollout.max_batch_sequences // self.config.rollout.samples_per_prompt
+            calls = QUEUED * self.config.rollout.max_batch_sequences // self.config.group
             options["max_concurrency"] = 4 + calls
         if name == "reward":  # a call per prompt, enough to keep all processes busy
             options["max_concurrency"] = 4 + max(64, self.config.reward.processes)

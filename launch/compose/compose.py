@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from tandem.launch.compose.command import as_called
 from tandem.launch.compose.other_names import ours
 from tandem.launch.compose.overrides import Typed, parse
-from tandem.platform.config.schema import Config, ConfigError, each_setting
+from tandem.platform.config.schema import GROUP, Config, ConfigError, each_setting
 from tandem.platform.data.tasks import TASKS
 from tandem.platform.system.redact import redacted_values
 from tandem.platform.system.text import did_you_mean
@@ -39,7 +39,7 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     overrides = [_with_home(override) for override in overrides]
     explicit = check_overrides(overrides)
     groups = config_groups()
-    typed = [parse(override) for override in overrides]
+    typed = [_automatic(parse(override)) for override in overrides]
     choices = [override.line for override in typed if _is_choice(override, groups)]
     if explicit.get("model.path") is not None and "model" not in explicit:
         # The embedded model's learning rates are too high for a pretrained model.
@@ -59,9 +59,15 @@ def compose(overrides: Sequence[str]) -> tuple[Config, set[str]]:
     assert isinstance(config, Config)
     if config.run.epochs is not None and "run.steps" not in explicit:
         config.run.steps = None  # run.epochs replaces the default
+    _settle_batch(config)
     _settle_by_task(config, explicit.keys())
     _make_absolute(config)
     return config, explicit.keys() - config_groups().keys()
+
+
+def _automatic(one: Typed) -> Typed:
+    """`auto` as null, for the setting whose null is called so."""
+    return replace(one, value=None) if (one.key, one.value) == ("rollout.samples_per_prompt", "auto") else one
 
 
 def _set(composed: Any, one: Typed) -> None:
@@ -78,6 +84,35 @@ def _set(composed: Any, one: Typed) -> None:
     except GrammarParseError as error:
         how = "${KEY} refers to another setting; as a text it is written \\${"
         raise ConfigError(f"{one.key}={one.value}: {how}") from error
+
+
+def _settle_batch(config: Config) -> None:
+    """Fills in the samples of a prompt, by what the estimator compares, and the prompts of a step.
+
+    Raises:
+        ConfigError: the samples of a step are not a multiple of the samples of a prompt.
+    """
+    data, rollout = config.data, config.rollout
+    if rollout.samples_per_prompt is None:
+        rollout.samples_per_prompt = GROUP if _compares_samples(config) else 1
+    if data.prompts_per_step is None:
+        prompts, rest = divmod(data.samples_per_step, rollout.samples_per_prompt)
+        if rest or not prompts:
+            raise ConfigError(
+                f"data.samples_per_step={data.samples_per_step} is not a multiple of rollout.samples_per_prompt="
+                f"{rollout.samples_per_prompt}. Set data.samples_per_step="
+                f"{max(prompts, 1) * rollout.samples_per_prompt}, or data.prompts_per_step"
+            )
+        data.prompts_per_step = prompts
+
+
+def _compares_samples(config: Config) -> bool:
+    """Whether the estimator or dynamic sampling compares the samples of a prompt; `validate` reports unknown estimators."""
+    from tandem.platform.algorithms.registry import estimator_of  # imports torch, which mistakes should not wait for
+
+    with suppress(ConfigError):
+        return estimator_of(config.adv_estimator).min_group > 1 or config.algo.dynamic_sampling
+    return True
 
 
 def _settle_by_task(config: Config, explicit: Collection[str]) -> None:

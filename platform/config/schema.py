@@ -12,8 +12,13 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from tandem.platform.config.algo import AlgoConfig as AlgoConfig
+from tandem.platform.config.optimizer import ActorConfig as ActorConfig
+from tandem.platform.config.optimizer import CriticConfig as CriticConfig
+from tandem.platform.config.optimizer import OptimizerConfig as OptimizerConfig
 from tandem.platform.config.setting import setting
 
+GROUP = 8
+"""The default number of samples of a prompt, where they are compared with each other."""
 MOST_MICROBATCH_TOKENS = 16384
 """The largest micro-batch that is chosen automatically: larger ones are hardly faster."""
 
@@ -43,7 +48,10 @@ class DataConfig:
     eval_sets: dict[str, str] = setting({}, "further held-out data by name: data.eval_sets.NAME=FILE")
     prompt_key: str = setting("prompt", "field with the prompt: text, or chat messages")
     answer_key: str = setting("answer", "field with the reference answer")
-    prompts_per_step: int = setting(32, "prompts in a training step", at_least=1)
+    samples_per_step: int = setting(256, "samples in a training step, if data.prompts_per_step is null", at_least=1)
+    prompts_per_step: int | None = setting(
+        None, "prompts in a training step; null: data.samples_per_step / rollout.samples_per_prompt", at_least=1
+    )
     max_prompt_tokens: int = setting(64, "longest prompt, in tokens", at_least=1)
     overlong_prompt: str = setting(
         "error",
@@ -105,7 +113,12 @@ class RolloutConfig:
     engine: str = setting(
         "auto", "rollout engine; auto: vllm if CUDA and vLLM are available, else hf", choices=("auto", "hf", "vllm")
     )
-    samples_per_prompt: int = setting(8, "responses per prompt, the group size G", at_least=1)
+    samples_per_prompt: int | None = setting(
+        None,
+        f"responses per prompt, the group size G; auto or null: {GROUP} if adv_estimator compares the samples of a prompt, "
+        "else 1",
+        at_least=1,
+    )
     max_response_tokens: int = setting(
         32, "longest response, in tokens; default for the embedded model: what its task needs", at_least=1
     )
@@ -154,60 +167,6 @@ class RewardConfig:
     overlong_buffer_tokens: int | None = setting(
         None, "tokens before the limit where the penalty starts; null: a fifth of rollout.max_response_tokens", at_least=0
     )
-
-
-@dataclass
-class OptimizerConfig:
-    """AdamW and its schedule."""
-
-    lr: float = setting(1e-6, "learning rate", at_least=0)
-    lr_warmup_steps: int = setting(0, "optimizer steps of linear warm-up", at_least=0)
-    lr_schedule: str = setting(
-        "constant",
-        "learning rate after the warm-up: constant, linear or cosine decay, or wsd: stable, then linear decay",
-        choices=("constant", "linear", "cosine", "wsd"),
-    )
-    lr_total_steps: int | None = setting(
-        None, "optimizer steps until the schedule has decayed, warm-up included; null: all steps of the run", at_least=1
-    )
-    lr_min_ratio: float = setting(0.0, "final learning rate of a schedule, as a share of lr", at_least=0, at_most=1)
-    lr_decay_fraction: float = setting(
-        0.1, "share of the optimizer steps after the warm-up during which wsd decays", above=0, at_most=1
-    )
-    weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0)
-    beta1: float = setting(0.9, "decay of the first moment", at_least=0, at_most=1)
-    beta2: float = setting(0.999, "decay of the second moment", at_least=0, at_most=1)
-    eps: float = setting(1e-8, "term added to the root of the second moment", above=0)
-    grad_clip: float = setting(1.0, "largest norm of the gradient", above=0)
-
-
-@dataclass
-class ActorConfig(OptimizerConfig):
-    """The policy's optimizer and ranks."""
-
-    ranks: int = setting(1, "data-parallel ranks", at_least=1)
-
-
-@dataclass
-class CriticConfig(OptimizerConfig):
-    """The critic's model, optimizer, loss and ranks. No critic exists unless adv_estimator needs one."""
-
-    lr: float = setting(1e-5, "learning rate", at_least=0)
-    ranks: int = setting(1, "data-parallel ranks", at_least=1)
-    path: str | None = setting(None, "folder or hub name of the initial weights; null: the actor's")
-    head: str = setting(
-        "zero", "initial value head: zeros, or the score head of the reward model at critic.path", choices=("zero", "score")
-    )
-    warmup_steps: int = setting(0, "largest number of first training steps in which only the critic learns", at_least=0)
-    warmup_until: float | None = setting(
-        None, "end the warm-up once critic/explained_variance reaches this; null: use all warmup_steps", at_most=1
-    )
-    epochs_per_batch: int | None = setting(
-        None,
-        "the critic's passes over each batch, which may be more than the policy's; null: train.epochs_per_batch",
-        at_least=1,
-    )
-    value_clip: float | None = setting(0.2, "how far a value may move from the old value; null: off", above=0)
 
 
 @dataclass
@@ -330,7 +289,7 @@ class TrackingConfig:
 
 @dataclass
 class Config:
-    """The whole configuration. Units: a prompt gives samples_per_prompt samples; a sample is one sequence."""
+    """The whole configuration. Units: a prompt gives `group` samples; a sample is one sequence."""
 
     adv_estimator: str = setting(
         "gae",
@@ -358,7 +317,17 @@ class Config:
     @property
     def samples_per_step(self) -> int:
         """B = P x G, the number of samples in a training step."""
-        return self.data.prompts_per_step * self.rollout.samples_per_prompt
+        return self.prompts_per_step * self.group
+
+    @property
+    def group(self) -> int:
+        """G, the samples of a prompt; `compose` fills in the setting by the estimator."""
+        return self.rollout.samples_per_prompt or GROUP
+
+    @property
+    def prompts_per_step(self) -> int:
+        """P, the prompts in a training step."""
+        return self.data.prompts_per_step or self.data.samples_per_step // self.group
 
     @property
     def sampling_seed(self) -> int:

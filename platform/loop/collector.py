@@ -71,7 +71,7 @@ class Collector:
     ) -> None:
         self.config, self.algorithm, self.roles, self.source = config, algorithm, roles, source
         self.steps, self.spans, self.residency = steps, spans, residency
-        epochs, per_round = config.run.epochs, config.data.prompts_per_step
+        epochs, per_round = config.run.epochs, config.prompts_per_step
         self.rounds = math.inf if epochs is None else math.ceil(epochs * len(source.rows) / per_round)
         self.shaper = RewardShaper(config.reward, config.rollout.max_response_tokens)
         self.submitted = 0  # number of rounds submitted
@@ -114,7 +114,7 @@ class Collector:
         return Collected(self._batch(groups, muted=0), groups, groups, rounds=1, carried=0, filtered=0, leftover=0)
 
     def _until_full(self, step: int) -> Collected:
-        algo, wanted = self.config.algo, self.config.data.prompts_per_step
+        algo, wanted = self.config.algo, self.config.prompts_per_step
         carried, self.leftover = self.leftover, []
         full, silent, sampled, rounds = list(carried), list[Group](), list[Group](), 0
         while len(full) < wanted and rounds < algo.dynamic_max_rounds and self.taken < self.rounds:
@@ -142,7 +142,7 @@ class Collector:
         )
 
     def _too_few(self, step: int, full: int, rounds: int) -> str:
-        algo, prompts = self.config.algo, self.config.data.prompts_per_step
+        algo, prompts = self.config.algo, self.config.prompts_per_step
         return (
             f"step {step}: of {rounds * prompts} prompts in algo.dynamic_max_rounds={rounds} rounds, "
             f"only {full} have responses that differ in {algo.dynamic_metric}, but data.prompts_per_step={prompts} are "
@@ -180,7 +180,7 @@ class Collector:
     def _sampling(self, number: int) -> Sampling:
         rollout = self.config.rollout
         return Sampling(
-            samples=rollout.samples_per_prompt,
+            samples=self.config.group,
             temperature=rollout.temperature,
             max_tokens=rollout.max_response_tokens,
             seed=(self.config.sampling_seed, TRAINING_STREAM, number),

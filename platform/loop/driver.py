@@ -229,7 +229,7 @@ class Driver:
         times = self.spans.take()
         described = {
             "step": float(self.number),
-            "data/epoch": self.collector.taken * self.config.data.prompts_per_step / len(self.source.rows),
+            "data/epoch": self.collector.taken * self.config.prompts_per_step / len(self.source.rows),
             "policy/version": float(self.version),
             **measure.reward_metrics(scores_of(collected.sampled)),
             **measure.rollout_metrics(rollouts_of(collected.sampled)),

@@ -116,8 +116,8 @@ def batch_table(config: Config, steps: int | None) -> list[tuple[str, str, str]]
     per_rank = math.ceil(minibatch / config.actor.ranks)
     microbatches = math.ceil(per_rank / max(1, train.microbatch_tokens // longest))
     rows = [
-        ("prompts per step", config.data.prompts_per_step, "prompts"),
-        ("samples per prompt (G)", config.rollout.samples_per_prompt, "samples"),
+        ("prompts per step", config.prompts_per_step, "prompts"),
+        ("samples per prompt (G)", config.group, "samples"),
         ("samples per step", config.samples_per_step, "samples"),
         ("samples per mini-batch", minibatch, "samples"),
         ("optimizer steps per step", updates, f"= {train.epochs_per_batch} epochs x {train.minibatches} mini-batches"),

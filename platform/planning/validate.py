@@ -62,7 +62,7 @@ def _values(config: Config) -> Iterator[str]:
 
 
 def _estimator(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
-    group, least = config.rollout.samples_per_prompt, algorithm.estimator.min_group
+    group, least = config.group, algorithm.estimator.min_group
     if group < least:
         yield (
             f"adv_estimator={config.adv_estimator} compares the samples of a prompt and needs at least "
@@ -92,8 +92,8 @@ def _unread(
 def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:
     samples, parts = config.samples_per_step, config.train.minibatches
     sizes = (
-        f"data.prompts_per_step={config.data.prompts_per_step} prompts x "
-        f"rollout.samples_per_prompt={config.rollout.samples_per_prompt} = {samples} samples"
+        f"data.prompts_per_step={config.prompts_per_step} prompts x "
+        f"rollout.samples_per_prompt={config.group} = {samples} samples"
     )
     if samples % parts:
         valid = [n for n in range(1, samples + 1) if samples % n == 0]
@@ -110,10 +110,10 @@ def _batch_sizes(config: Config, algorithm: Algorithm, given: Collection[str]) -
                 f"a mini-batch has {config.samples_per_minibatch} samples ({sizes}, in train.minibatches={parts}), fewer "
                 f"than {role}.ranks={count}. Set {role}.ranks={config.samples_per_minibatch} or fewer, or larger batches"
             )
-    if config.data.prompts_per_step < config.rollout.replicas:
+    if config.prompts_per_step < config.rollout.replicas:
         yield (
             f"rollout.replicas={config.rollout.replicas} engines share data.prompts_per_step="
-            f"{config.data.prompts_per_step} prompts; set rollout.replicas={config.data.prompts_per_step} or fewer"
+            f"{config.prompts_per_step} prompts; set rollout.replicas={config.prompts_per_step} or fewer"
         )
     budget = config.train.max_tokens_per_microbatch
     if budget is not None and budget < config.max_sequence_tokens:
@@ -129,8 +129,8 @@ def _gradient_noise(config: Config, algorithm: Algorithm, given: Collection[str]
     every = f"train.gradient_noise_every={config.train.gradient_noise_every}"
     if config.train.gradient_noise_every and config.trainer.zero_stage == 3:
         yield f"{every} needs whole weights on each rank, which trainer.zero_stage=3 shards. Set one of them lower, or to 0"
-    if config.train.gradient_noise_every and config.data.prompts_per_step < 2:
-        yield f"{every} compares two halves of the prompts, but data.prompts_per_step={config.data.prompts_per_step}"
+    if config.train.gradient_noise_every and config.prompts_per_step < 2:
+        yield f"{every} compares two halves of the prompts, but data.prompts_per_step={config.prompts_per_step}"
 
 
 def _checkpoints(config: Config, algorithm: Algorithm, given: Collection[str]) -> Iterator[str]:

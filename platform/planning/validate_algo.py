@@ -43,10 +43,10 @@ def _sampling(config: Config) -> Iterator[str]:
             f"{rollout.top_p:g} and rollout.top_k={top_k} samples come from a truncated distribution that the trainer does "
             "not use. Set rollout.top_p=1 and rollout.top_k=null, or algo.correction=none"
         )
-    if algo.dynamic_sampling and rollout.samples_per_prompt < 2:
+    if algo.dynamic_sampling and config.group < 2:
         yield (
             "algo.dynamic_sampling=true keeps prompts whose samples differ, but rollout.samples_per_prompt="
-            f"{rollout.samples_per_prompt}. Set rollout.samples_per_prompt=2 or more, or algo.dynamic_sampling=false"
+            f"{config.group}. Set rollout.samples_per_prompt=2 or more, or algo.dynamic_sampling=false"
         )
 
 

@@ -13,8 +13,9 @@ import pytest
 from planted_runs import MEMORY, SHAPE, raw, run
 
 from tandem.benchmarks.ab.measure import AXES, ITEMS, Measured, costs, learning, memory, spending, timed_steps, times
-from tandem.benchmarks.ab.page import all_tables, as_csv, rebuild, write
+from tandem.benchmarks.ab.page import as_csv, rebuild, write
 from tandem.benchmarks.ab.results import derive
+from tandem.benchmarks.ab.tables import all_tables
 from tandem.benchmarks.ab.verdict import sentences
 from tandem.platform.config.schema import ConfigError
 from tandem.platform.planning.costs import ModelShape

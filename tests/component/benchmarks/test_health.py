@@ -8,8 +8,8 @@ import pytest
 from planted_runs import raw, run
 
 from tandem.benchmarks.ab.health import verdict_text
-from tandem.benchmarks.ab.page import all_tables
 from tandem.benchmarks.ab.results import derive
+from tandem.benchmarks.ab.tables import all_tables
 from tandem.benchmarks.ab.verdict import sentences
 
 FIVE = range(5)
