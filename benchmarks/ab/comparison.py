@@ -104,9 +104,9 @@ def p_value(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 def false_discovery_rates(p_values: Sequence[float]) -> list[float]:
     """For each of several comparisons, the expected share of false claims if all with such a p-value or less are claimed.
 
-    Valid under any dependence: Benjamini and Yekutieli, https://doi.org/10.1214/aos/1013699998
+    Benjamini and Hochberg, https://doi.org/10.1111/j.2517-6161.1995.tb02031.x
     """
-    return stats.false_discovery_control(p_values, method="by").tolist() if len(p_values) else []
+    return stats.false_discovery_control(p_values, method="bh").tolist() if len(p_values) else []
 
 
 def seeds_to_tell(ours: Sequence[float], theirs: Sequence[float]) -> int | None:

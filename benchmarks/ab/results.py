@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from tandem.benchmarks.ab import measure
@@ -70,9 +71,10 @@ def derive(raw: Mapping[str, Any]) -> dict[str, Any]:
         for metric in finished.metrics
         for axis in AXES
     ]
-    known = [comparison for comparison in comparisons if comparison.get("p_value") is not None]
-    for comparison, rate in zip(known, false_discovery_rates([one["p_value"] for one in known]), strict=True):
-        comparison["false_discovery_rate"] = rate
+    for family in product(finished.metrics, AXES):  # the pairs, by one metric at one budget
+        known = [one for one in comparisons if (one["metric"], one["axis"]) == family and one.get("p_value") is not None]
+        for comparison, rate in zip(known, false_discovery_rates([one["p_value"] for one in known]), strict=True):
+            comparison["false_discovery_rate"] = rate
     return {
         "budgets": budgets,
         "metrics": finished.metrics,

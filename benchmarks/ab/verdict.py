@@ -58,9 +58,10 @@ def multiplicity(results: Mapping[str, Any]) -> str:
     rates = [rate for comparison in comparisons if (rate := comparison.get("false_discovery_rate")) is not None]
     return (
         f"{judged} comparisons have a verdict, from few independent runs: with five seeds, about 9 in 100 comparisons of "
-        "equal arms would be called different. FDR is the share of false claims to expect if this comparison and all with "
-        f"smaller p-values are claimed (Benjamini and Yekutieli); {sum(rate <= 0.05 for rate in rates)} of {len(rates)} "
-        "have 5 % or less. Seeds to tell: how many would show the difference, if its mean and spread stayed as they are."
+        "equal arms would be called different. FDR is the share of false claims to expect if this comparison is claimed "
+        "and all those of the same metric and budget with smaller p-values (Benjamini and Hochberg); "
+        f"{sum(rate <= 0.05 for rate in rates)} of {len(rates)} have 5 % or less. Seeds to tell: how many would show the "
+        "difference, if its mean and spread stayed as they are."
     )
 
 

@@ -90,7 +90,7 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[Table]:
-    """Filled by the tests, printed at the end."""
+    """The rows that the tests add, printed at the end."""
     rows: Table = []
     yield rows
     print("\n\nrole        phase      outcome    seconds", file=sys.__stderr__)
@@ -106,7 +106,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def check_ended(outcome: Outcome, who: str, done: int = 1) -> None:
-    """Whether the run ended soon, by name, and kept what it had."""
+    """Checks that the run ended in time, named the worker, and kept its records."""
     assert (outcome.code, outcome.status) == (1, ENDS), outcome.error
     assert outcome.seconds < BOUND_S
     assert outcome.orphans == []
@@ -117,7 +117,7 @@ def check_ended(outcome: Outcome, who: str, done: int = 1) -> None:
 
 
 def check_went_on(outcome: Outcome, steps: int) -> None:
-    """Whether all steps were done, with every sample once."""
+    """Checks that all steps were done, with every sample once."""
     assert (outcome.code, outcome.status) == (0, GOES_ON), outcome.error
     assert outcome.orphans == []
     assert [step["step"] for step in outcome.steps] == list(range(1, steps + 1))
@@ -140,7 +140,7 @@ def test_a_killed_worker(tiny_path: str, tmp_path: Path, table: Table, role: str
 
 
 def test_of_two_ranks_the_one_that_died_is_named(tiny_path: str, tmp_path: Path, table: Table) -> None:
-    """The other fails in the collective, because of it, perhaps sooner."""
+    """The other rank fails in the collective because of it, perhaps earlier."""
     outcome = attack(tiny_path, tmp_path, [("actor-1", "update", 2, "kill")], "actor.ranks=2", "algo=grpo")
     table.append(("actor 1/2", "update", outcome.status, outcome.seconds))
     check_ended(outcome, "actor rank 1")
@@ -148,7 +148,7 @@ def test_of_two_ranks_the_one_that_died_is_named(tiny_path: str, tmp_path: Path,
 
 
 def test_one_after_the_other_is_replaced(tiny_path: str, tmp_path: Path, table: Table) -> None:
-    """Both replicas at once, too; and in `publish`, the broadcast that lost an end is made up for."""
+    """Also both replicas at once, and in `publish`, where a broadcast loses an end."""
     two = ["rollout.replicas=2", "trainer.weight_transport=broadcast"]
     at_once = [("rollout-0", "generate", 3, "kill"), ("rollout-1", "generate", 3, "kill")]
     attacks = [("reward-0", "score", 2, "kill"), *at_once, ("rollout-new", "publish", 4, "kill")]

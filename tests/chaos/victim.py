@@ -27,7 +27,7 @@ def hang(worker: Any) -> None:
 
 
 def exhaust(worker: Any) -> None:
-    """Leaves the worker no memory beyond what it has."""
+    """Limits the worker to the memory that it already uses."""
     import resource
 
     size = psutil.Process().memory_info().vms
@@ -44,13 +44,13 @@ SERVERS = {"head": "gcs_server", "raylet": "raylet"}
 
 
 class Attacker(SilentDisplay):
-    """Sees the phases of the run from the outside, as a display does, and acts in some."""
+    """A display that attacks workers in some phases of the run."""
 
     def __init__(self, attacks: list[dict[str, Any]]) -> None:
         self.attacks, self.at_step = attacks, 0
 
     def phase(self, name: str) -> None:
-        """Hurts the victims at the beginning of their phase."""
+        """Attacks the victims at the beginning of their phase."""
         self.at_step += name == "step"
         due = [attack for attack in self.attacks if (attack["step"], attack["phase"]) == (self.at_step, name)]
         for attack in due:
@@ -59,7 +59,7 @@ class Attacker(SilentDisplay):
             print(f"hurt {time.time()}\n", end="", flush=True)  # in one piece: Ray writes to the same pipe
 
     def attack(self, role: str, how: str) -> None:
-        """Acts."""
+        """Carries out one attack."""
         import ray
 
         if role in SERVERS:

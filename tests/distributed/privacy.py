@@ -18,7 +18,7 @@ JOIN = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); pri
 
 
 def outsider() -> subprocess.Popen[str]:
-    """A process without the token that joins the cluster of this one, or tries to for 20 seconds."""
+    """Starts a process without the token that tries for 20 seconds to join this cluster."""
     import ray
 
     # With this Ray takes 127.0.0.1 as it is; else it would look for the cluster at another address of this machine.
@@ -29,7 +29,7 @@ def outsider() -> subprocess.Popen[str]:
 
 
 def session() -> Path:
-    """The folder of the cluster's files."""
+    """The folder with the cluster's files."""
     import ray
 
     node: Any = ray._private.worker._global_node
@@ -37,7 +37,7 @@ def session() -> Path:
 
 
 def listening() -> list[tuple[str, str]]:
-    """(process, address) of every socket on which this process or one below it waits for others."""
+    """(process, address) of every listening socket of this process and its descendants."""
     sockets = []
     for process in family():
         with suppress(psutil.Error):  # it has just ended
@@ -48,7 +48,7 @@ def listening() -> list[tuple[str, str]]:
 
 
 def family() -> list[psutil.Process]:
-    """This process and those below it."""
+    """This process and its descendants."""
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 
@@ -57,7 +57,7 @@ def is_loopback(address: str) -> bool:
 
 
 def who_tells(token: str, folder: Path) -> list[str]:
-    """Files of the folder and processes of the cluster in which the token can be read."""
+    """The files of the folder and the processes of the cluster that reveal the token."""
     found = [str(path) for path in folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
     for process in family():
         with suppress(psutil.Error):

@@ -36,7 +36,7 @@ def cluster() -> Iterator[None]:
 
 
 class Handle:
-    """Looks like the Ray actor of the rank that has the seat."""
+    """Stands in for the Ray actor of the rank that currently runs in a seat."""
 
     def __init__(self, seat: Any) -> None:
         self.seat = seat
@@ -47,7 +47,7 @@ class Handle:
 
 @cache
 def seats(count: int) -> list[Any]:
-    """Processes that are one rank after another, in one process group: loading the libraries takes longer than a test."""
+    """Processes that tests reuse for one rank after another: loading the libraries takes longer than a test."""
     import ray
 
     class Seat:  # sent to the processes whole, since they cannot import this file
@@ -90,7 +90,7 @@ def critic_spec(path: str, stage: int) -> CriticSpec:
 
 
 def samples() -> RolloutBatch:
-    """Seven rows of uneven lengths; in the second half nothing can be trained on."""
+    """Seven rows of uneven lengths; one of them is unscorable."""
     draw = torch.Generator().manual_seed(0)
     rollouts, scores = [], []
     for row in range(7):
@@ -104,7 +104,7 @@ def samples() -> RolloutBatch:
 
 
 def minibatches() -> list[TrainBatch]:
-    """Uneven ones; the last has a single row that counts, so one rank has no valid token."""
+    """Mini-batches of uneven sizes; in the last one only one row counts, so one rank has no valid token."""
     batch = samples()
     draw = torch.Generator().manual_seed(1)
     noise = torch.randn(batch.tokens.shape, generator=draw)
@@ -145,7 +145,7 @@ EVERYTHING = {"kl_loss_coef": 0.1, "kl_loss_estimator": "k3", "kl_loss_gradient"
 
 
 def full_minibatches() -> list[TrainBatch]:
-    """The same, with all that any objective reads."""
+    """The same mini-batches with every field that an objective may read."""
     draw = torch.Generator().manual_seed(2)
     parts = []
     for part in minibatches():
@@ -203,7 +203,7 @@ def test_two_critic_ranks_equal_one(tiny_path: str, stage: int) -> None:
 
 
 def test_ranks_hold_the_same_weights_in_bfloat16(tiny_path: str) -> None:
-    """The last micro-batch takes part in the reduction; ranks that drift apart would differ here."""
+    """If the gradients of a micro-batch were not reduced, the ranks would drift apart."""
     import ray
 
     spec = replace(actor_spec(tiny_path, 1), model=ModelConfig(dtype="bfloat16"))

@@ -32,10 +32,10 @@ def cluster() -> Iterator[None]:
 
 
 def replica_class() -> type:
-    """Made in a function, so that it travels to Ray's workers by value: they cannot import this file."""
+    """The class is local so that Ray sends it by value: its workers cannot import this file."""
 
     class Replica:
-        """Takes as long for a prompt as its text says, in seconds; `die` ends the process, the first time it is met."""
+        """Takes the number of seconds in the text of a prompt; `die` ends the process the first time."""
 
         def __init__(self, number: int, folder: str) -> None:
             self.number, self.folder, self.version, self.loaded = number, folder, -1, 0
@@ -71,7 +71,7 @@ def replica_class() -> type:
 
 
 class Trainer:
-    """Weights of two buckets."""
+    """A trainer whose weights fill two buckets."""
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[list[Sent]]:
         yield from ([Sent({}, verify)], [Sent({}, verify)])
@@ -103,12 +103,12 @@ def prompts(*texts: str) -> list[Prompt]:
 
 
 def served(folder: Any) -> list[tuple[int, int]]:
-    """(replica, prompt) in the order in which they began."""
+    """(replica, prompt) in the order in which sampling began."""
     return [tuple(map(int, line.split())) for line in (folder / "served").read_text().splitlines()]  # type: ignore[misc]
 
 
 def check(rollouts: list[Rollout], count: int) -> None:
-    """Every sample of every prompt once, in order, of the version published."""
+    """Checks that each sample of each prompt arrived once, in order, from the published version."""
     assert [(rollout.prompt.group_id, rollout.response_ids[0]) for rollout in rollouts] == [
         (prompt, sample) for prompt in range(count) for sample in range(2)
     ]
@@ -165,7 +165,7 @@ def test_two_replicas_that_die_at_once_are_both_replaced(tmp_path: Any) -> None:
 
 
 def test_a_watched_rank_that_dies_meanwhile_ends_the_wait(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer's rank, say, while replicas sample for minutes."""
+    """For example a rank of the trainer, while the replicas sample for minutes."""
     import ray
 
     monkeypatch.setattr(ranks_module, "LOOK_S", 0.5)

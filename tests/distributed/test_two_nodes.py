@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A cluster of two nodes with 1 CPU and 2 invented GPUs each."""
+    """A cluster of two nodes, each with 1 CPU and 2 invented GPUs."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -39,7 +39,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
-    """One bundle per device; ranks are sorted by node, no two of a node share a device, and all say the one Ray chose."""
+    """One bundle per device: ranks are sorted by node, share no device, and each reports the device that Ray chose."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -77,7 +77,7 @@ def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
 
 
 def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
-    """Of four invented GPUs PPO takes three with a place for each role, GRPO two; sharing, each role gets more of one."""
+    """Of four invented GPUs, PPO takes three with a bundle per role and GRPO two; colocated, each role has more of one."""
     import ray
 
     from tandem.launch.assembly.roles import request_of
@@ -100,7 +100,7 @@ def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
 
 
 def available_gpus(expected: float) -> float:
-    """GPUs that no one holds, as Ray says once it has noticed."""
+    """The number of free GPUs, once Ray reports it."""
     import ray
 
     deadline = time.monotonic() + 15
@@ -170,7 +170,7 @@ def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
 
 
 def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, repo: Path, tmp_path: Path) -> None:
-    """Two ranks of actor and critic and two replicas, spread over the hosts; weights go by broadcast, as hosts differ."""
+    """Two ranks of actor and critic and two replicas, spread over the hosts, so weights travel by broadcast."""
     address, before = two_hosts
     overrides = [
         *shlex.split(GUIDE[2].replace("HEAD:6379", address))[2:],

@@ -40,14 +40,14 @@ FRAME = """<title></title><script>onmessage = (message) => { document.title = me
 
 @dataclass(frozen=True)
 class Seen:
-    """What a page looked like: its text, with what is drawn wrongly."""
+    """A rendered page: its text, and its drawing errors."""
 
     text: str
     faults: dict[str, Any]
 
 
 def browser(page: Path, *arguments: str) -> str:
-    """What headless Chromium prints of a page."""
+    """The output of headless Chromium for a page."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium here; .ci/run installs one")
@@ -58,7 +58,7 @@ def browser(page: Path, *arguments: str) -> str:
 
 
 def look_at(page: Path, folder: Path, width: int) -> Seen:
-    """The page in a window of this width; a copy of it lies in `folder`."""
+    """Renders a copy of the page, in `folder`, in a window of this width."""
     copy = folder / "page.html"
     copy.write_text(page.read_text().replace("</body>", LOOK + "</body>"))
     shown, wait = copy, list[str]()
@@ -72,7 +72,7 @@ def look_at(page: Path, folder: Path, width: int) -> Seen:
 
 
 def screenshot(page: Path, folder: Path, height: int = 1400) -> Path:
-    """A picture of the page."""
+    """Takes a picture of the page."""
     copy, picture = folder / "page.html", folder / "shot.png"
     copy.write_text(page.read_text())
     browser(copy, f"--screenshot={picture}", f"--window-size=1440,{height}")
@@ -80,7 +80,7 @@ def screenshot(page: Path, folder: Path, height: int = 1400) -> Path:
 
 
 def colours_on(picture: Path) -> set[str]:
-    """The colours of series that are on it."""
+    """The colours of series that occur in a picture."""
     from matplotlib.image import imread
 
     pixels = (imread(picture)[..., :3] * 255).round().astype(int)

@@ -32,7 +32,7 @@ def benchmark(repo: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the benchmark left: seed 1 was lost before, and the rest is made."""
+    """The output of a benchmark that resumed after the runs of seed 1 were lost."""
     repo, folder = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("benchmark")
     from tandem.benchmarks.ab.arms import load_plan, make_arms
     from tandem.benchmarks.ab.runs import machine

@@ -61,7 +61,7 @@ PPO = ("algo=ppo", "run.steps=2", "algo.kl_loss_coef=0.01", "algo.entropy_coef=0
 
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two steps of PPO on Ray, with every role."""
+    """The folder of a run with two steps of PPO on Ray, with every role."""
     place = tmp_path_factory.mktemp("ppo")
     cache = str(tmp_path_factory.getbasetemp() / "tandem-cache")
     done = run(Path(__file__).resolve().parents[2], cache, *PPO, "run.name=a", f"run.dir={place}")
@@ -106,7 +106,7 @@ def test_a_folder_with_a_run_is_not_written_over(repo: Path, cache: str, ppo: Pa
 
 
 def test_inline_and_ray_give_the_same_numbers(repo: Path, cache: str, ppo: Path, tmp_path: Path) -> None:
-    """The same protocols in one process and in Ray actors: the same samples, losses and evaluations."""
+    """One process and Ray actors give the same samples, losses and evaluations."""
     done = run(repo, cache, *PPO, "cluster=inline", "run.name=inline", f"run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     compared = [
@@ -143,7 +143,7 @@ Starter = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(repo: Path, cache: str) -> Iterator[Starter]:
-    """Starts long runs; a test that fails leaves none behind."""
+    """Starts long runs, and ends those that a failed test leaves."""
     started: list[subprocess.Popen[str]] = []
     yield lambda folder, *overrides: start_and_wait_for(repo, cache, folder, started, *overrides)
     for process in started:
@@ -160,7 +160,7 @@ def heeds_signals() -> None:
 def start_and_wait_for(
     repo: Path, cache: str, folder: Path, started: list[subprocess.Popen[str]], *overrides: str
 ) -> subprocess.Popen[str]:
-    """A long run, once its second step is on record."""
+    """Starts a long run; returns once its second step is recorded."""
     process = subprocess.Popen(
         command(repo, "run.steps=5000", f"run.dir={folder.parent}", f"run.name={folder.name}", *overrides),
         cwd=repo,
@@ -193,7 +193,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGTERM, 143)])
 def test_interruption_is_clean(start: Starter, tmp_path: Path, number: int, code: int) -> None:
-    """A closed terminal tells the processes of Ray too; they stay until the last step is saved."""
+    """A closed terminal also signals Ray's processes; they stay until the last step is saved."""
     process = start(tmp_path / "run", "algo=grpo")
     children = family(process)
     assert len(children) > 4
@@ -212,7 +212,7 @@ def test_interruption_is_clean(start: Starter, tmp_path: Path, number: int, code
 def test_signals_while_ray_starts_or_workers_load(
     repo: Path, cache: str, tmp_path: Path, seen: str, number: int, code: int
 ) -> None:
-    """The first waits until there is a whole Ray to end, and the second for that end."""
+    """The first signal waits until Ray has started, the second until Ray has ended."""
     process = subprocess.Popen(
         command(repo, f"run.dir={tmp_path}", "run.name=run"),
         cwd=repo,
@@ -386,7 +386,7 @@ def follow(logprobs, old_logprobs, advantages, mask, algo):
 def test_neighbours_of_a_reward_function_are_its_own(
     repo: Path, cache: str, tmp_path: Path, script: str, overrides: list[str]
 ) -> None:
-    """A user's files are found by their paths: the reward with what lies beside it, the estimator and the objective."""
+    """A user's files are loaded by path: a reward function with the modules beside it, an estimator and an objective."""
     names = ["settings", "report", "evaluate", "run", "main", "resume", "roles", "export"]
     for name in names:
         (tmp_path / f"{name}.py").write_text("MINE = 1.0\n")

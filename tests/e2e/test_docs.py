@@ -18,7 +18,7 @@ import pytest
 from tandem.launch import cli
 from tandem.launch.compose.command import Call
 from tandem.launch.compose.compose import compose
-from tandem.launch.compose.other_names import migration_table
+from tandem.launch.compose.other_names import names
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ PAGES = ("gsm8k", "own_reward", "reward_model", "preemptible", "ppo_or_grpo", "p
 def stand_ins(
     repo: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A working folder with what the pages name: models, and data in the shape of theirs."""
+    """A working folder with the models and data that the pages name."""
     models = tmp_path_factory.getbasetemp() / "docs-models"
     if not models.exists():
         make_models(models)
@@ -59,7 +59,7 @@ def stand_ins(
 
 
 def make_models(folder: Path) -> None:
-    """A policy that reads all of ASCII and has a chat template, and a reward model with the same tokenizer."""
+    """Builds a policy with a chat template and an ASCII tokenizer, and a reward model with the same tokenizer."""
     import string
 
     import torch
@@ -81,7 +81,7 @@ def make_models(folder: Path) -> None:
 
 
 def small(words: list[str]) -> list[str]:
-    """The arguments of a command with what makes it small."""
+    """The arguments of a command, with settings that make it small."""
     if words[0] == "benchmark":
         return [*words, "arms=[grpo_8]", "seeds=[0]", "completions=16", *SMALL[:2], SMALL[-1], "run.steps=1"]
     if words[0] == "evaluate":
@@ -104,7 +104,7 @@ def run_command(line: str) -> None:
 
 
 def run_python(code: str, namespace: dict[str, Any]) -> None:
-    """Runs a block, or puts it into the file that its first line names."""
+    """Runs a block, or writes it to the file that its first line names."""
     if name := re.match(r"# (\w+\.py)\n", code):
         Path(name[1]).write_text(code)
     else:
@@ -140,7 +140,11 @@ def test_every_page_is_listed_and_run(repo: Path) -> None:
     assert there == {*PAGES, "two_hosts", "migration"}
     listed = set(re.findall(r"\]\((\w+)\.md\)", (repo / "docs" / "README.md").read_text()))
     assert listed == there
-    assert migration_table() in (repo / "docs" / "migration.md").read_text()
+    table = (repo / "docs" / "migration.md").read_text()
+    for named in names():
+        cells = [", ".join(f"`{name}`" for name in others) for others in (named.trl, named.verl, named.openrlhf)]
+        assert f"\n| `{named.ours}` | {' | '.join(cells)} | {named.note} |\n" in table
+    assert table.count("\n| `") == len(names())
 
 
 def test_links_of_the_pages_lead_somewhere(repo: Path) -> None:

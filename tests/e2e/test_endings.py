@@ -43,7 +43,7 @@ def summary(place: Path) -> dict[str, Any]:
 
 
 def on_call(patch: pytest.MonkeyPatch, owner: Any, name: str, number: int, act: Callable[[], Any]) -> None:
-    """Does something within the `number`-th call of a method or function."""
+    """Runs an action inside the `number`-th call of a method or function."""
     original, calls = getattr(owner, name), []
 
     def wrapped(*given: Any, **more: Any) -> Any:
@@ -76,7 +76,7 @@ PLACES = {
 def test_a_run_told_to_end_saves_the_last_step_that_is_done(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """And goes on from there, bitwise as if it had not ended."""
+    """It resumes from there, bitwise as if it had not ended."""
     owner, name, number, done = PLACES[place]
     assert train(tiny_path, tmp_path / "a", *PPO) == 0
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -123,7 +123,7 @@ MOMENTS: dict[str, tuple[Any, str, str | None, int | None]] = {
 def test_a_signal_at_any_moment_leaves_a_summary_if_a_run_had_begun(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, again: bool, moment: str
 ) -> None:
-    """And so do two of them at once."""
+    """Also two signals at once."""
     monkeypatch.setattr(signal, "SIG_IGN", object())  # a suite may run with some of them ignored
     owner, name, status, code = MOMENTS[moment]
     on_call(monkeypatch, owner, name, 1, lambda: [os.kill(os.getpid(), number) for _ in range(1 + again)])
@@ -141,7 +141,7 @@ def test_a_signal_at_any_moment_leaves_a_summary_if_a_run_had_begun(
 
 
 def test_a_signal_while_the_embedded_model_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next run builds it again."""
+    """The next run builds the model again."""
     small = ["hidden_size=32", "intermediate_size=64", "layers=2", "heads=2"]
     own = [*(f"model.tiny.{one}" for one in small), "model.warmstart.steps=4", "model.warmstart.batch_size=4"]
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
@@ -156,7 +156,7 @@ def test_a_signal_while_the_embedded_model_is_built(tmp_path: Path, monkeypatch:
 def test_two_signals_soon_after_each_other(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart_s: float
 ) -> None:
-    """Whatever the second one meets, what is left can be gone on from."""
+    """Whenever the second signal arrives, the run can be resumed."""
     second = threading.Timer(apart_s, terminate)
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), second.start()))
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)  # the second may come when the run has ended
@@ -174,7 +174,7 @@ def test_two_signals_soon_after_each_other(
 def test_a_signal_that_compiled_code_reports_as_an_error_of_its_own_is_one(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Ray's does while it waits."""
+    """Ray's compiled code does this while it waits."""
 
     def interrupted() -> None:
         try:
@@ -189,7 +189,7 @@ def test_a_signal_that_compiled_code_reports_as_an_error_of_its_own_is_one(
 
 
 def test_a_second_signal_does_not_wait(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of an update no weights are those of a step, so none are saved."""
+    """In the middle of an update the weights belong to no step, so nothing is saved."""
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), terminate()))
     assert train(tiny_path, tmp_path, *PPO) == 143
     assert saved(tmp_path) == []
@@ -287,7 +287,7 @@ def test_the_advice_for_a_failed_later_checkpoint_can_be_followed(
 def test_a_run_whose_folder_was_deleted_does_not_end_well(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It trains to its end, and says what is missing."""
+    """It trains to the end, and reports what is missing."""
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: shutil.rmtree(tmp_path / "r"))
     assert train(tiny_path, tmp_path, *PPO) == 1
     said = capfd.readouterr()
@@ -312,7 +312,7 @@ def test_each_part_of_the_outputs_is_closed_on_its_own(
 
 
 def test_ruined_weights_are_not_saved(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Finite weights, as a huge learning rate leaves them, on which every forward pass overflows."""
+    """A huge learning rate leaves finite weights with which every forward pass overflows."""
     assert train(tiny_path, tmp_path, "algo=grpo", DENSE, "actor.lr=1e30", "checkpoint.every=1", "run.steps=3") == 1
     assert saved(tmp_path) == []
     error = summary(tmp_path)["error"]
@@ -331,7 +331,7 @@ def test_ruined_weights_are_not_saved_by_a_signal_either(
 
 
 def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """As the error says: weights whose log-probs were finite are not at fault for an update that ruined them."""
+    """As the error advises: weights with finite log-probs did not cause the update that ruined them."""
     run = ["algo=grpo", DENSE, "checkpoint.every=1", "checkpoint.keep=1"]
     assert train(tiny_path, tmp_path, *run, "run.steps=2") == 0
     assert train(tiny_path, tmp_path, *run, "run.steps=3", "actor.lr=1e30") == 1
@@ -362,7 +362,7 @@ def test_where_all_are_suspect_the_advice_can_be_followed(
 def test_a_prompt_token_that_could_not_be_sampled_ruins_nothing(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of an image, whose logit some models set to the least number there is."""
+    """For example an image token, whose logit some models set to the smallest number."""
     original = ActorWorker.logprobs
 
     def logprobs(self: ActorWorker, batch: RolloutBatch) -> torch.Tensor:
@@ -405,7 +405,7 @@ def test_a_suspect_checkpoint_can_be_asked_for_by_name(
 
 @pytest.mark.parametrize("surplus", ["drop", "keep"])
 def test_an_epoch_is_one_pass_over_the_data(tiny_path: str, tmp_path: Path, surplus: str) -> None:
-    """Also where steps take as many rounds as it takes to fill a batch, and where a run goes on."""
+    """Also if a step takes several rounds to fill its batch, and after a resume."""
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(12)))
     own = ["algo=dapo", "data.prompts_per_step=4", f"data.train={data}", "run.epochs=1", f"algo.dynamic_surplus={surplus}"]

@@ -67,7 +67,7 @@ def test_what_is_exported_is_what_was_trained(trained: Path, tmp_path: Path) -> 
 
 
 def test_vllm_samples_from_it_what_transformers_does(trained: Path, tmp_path: Path) -> None:
-    """Each in its own process, by the command that measures a model; bfloat16 is asked for by name."""
+    """Each engine runs in its own process, through the command that evaluates a model in bfloat16."""
     import subprocess
     import sys
 

@@ -37,7 +37,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def run(folder: Path, name: str, *more: str) -> tuple[int, dict[str, object], str]:
-    """Exit code, summary and settings of a run in a process with little memory."""
+    """The exit code, summary and settings of a run in a process with little memory."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, "-c", CHILD, "limited", *SETTINGS, f"run.dir={folder}", f"run.name={name}", *more]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -50,7 +50,7 @@ def run(folder: Path, name: str, *more: str) -> tuple[int, dict[str, object], st
 
 
 def test_what_is_advised_fits(tmp_path: Path) -> None:
-    """Too large by hand it fails, and names a value; left alone, the plan chooses it."""
+    """A value that is too large fails with a smaller one as advice; by default the plan chooses that value."""
     code, summary, _ = run(tmp_path, "large", "train.max_tokens_per_microbatch=1000000")
     error = str(summary["error"])
     assert code == 1

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
-    """By name of role in Ray's state API: PPO has a critic, GRPO has no critic actor, no bundle and no bytes for one."""
+    """Ray's state API shows a critic for PPO, and no critic actor, bundle or bytes for GRPO."""
     import ray
     from ray.util.state import list_actors, list_placement_groups
 

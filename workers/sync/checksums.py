@@ -1,4 +1,4 @@
-"""Whether weights have arrived as they were sent."""
+"""Checks that weights arrived as they were sent."""
 
 from __future__ import annotations
 

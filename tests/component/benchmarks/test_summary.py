@@ -81,8 +81,8 @@ def test_p_values_are_those_of_a_paired_t_test() -> None:
 
 
 def test_false_discovery_rates_by_hand() -> None:
-    """Benjamini and Yekutieli: p(i) m c(m) / i, smallest from above; c(2) = 1.5. Claims: .01 * 2 * 1.5 = .03, .04 * 1.5."""
-    assert false_discovery_rates([0.04, 0.01]) == pytest.approx([0.06, 0.03])
+    """Benjamini and Hochberg: p(i) m / i, and no more than that of any larger p: .01 * 3 / 1, .02 * 3 / 2, .9 * 3 / 3."""
+    assert false_discovery_rates([0.9, 0.01, 0.02]) == pytest.approx([0.9, 0.03, 0.03])
     assert false_discovery_rates([]) == []
 
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 import tandem.conf
 from tandem.launch.assembly.folder import settings_yaml
 from tandem.launch.compose.compose import check_overrides, compose, config_groups, flat, setting_keys
-from tandem.launch.compose.other_names import NAMES
+from tandem.launch.compose.other_names import names
 from tandem.launch.views.run import read
 from tandem.platform.config.schema import Config, ConfigError, each_setting
 from tandem.platform.planning.validate import validate
@@ -357,8 +357,8 @@ def test_names_of_other_frameworks_are_translated(typed: str, said: str) -> None
 
 def test_names_of_other_frameworks_stand_for_what_exists() -> None:
     known = {*setting_keys(), *config_groups()}
-    assert [one.ours for one in NAMES if one.ours not in known] == []
-    assert len({one.ours for one in NAMES}) == len(NAMES)
-    full = [name for one in NAMES for name in one.verl]
+    assert [one.ours for one in names() if one.ours not in known] == []
+    assert len({one.ours for one in names()}) == len(names())
+    full = [name for one in names() for name in one.verl]
     assert len(set(full)) == len(full)
-    assert not known & {name for one in NAMES for name in (*one.trl, *one.openrlhf)}
+    assert not known & {name for one in names() for name in (*one.trl, *one.openrlhf)}
