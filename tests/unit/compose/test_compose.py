@@ -210,8 +210,8 @@ def test_steps_and_epochs_both_by_hand_are_refused() -> None:
 
 
 def test_every_choice_of_every_group_composes_and_passes() -> None:
-    for group, names in config_groups().items():
-        for name in names:
+    for group, choices in config_groups().items():
+        for name in choices:
             overrides = [f"{group}={name}"] + (["model.path=/m"] if name == "pretrained" else [])
             config, given = compose(overrides)
             assert validate(config, given) == [], overrides
