@@ -146,7 +146,7 @@ class RewardConfig:
     """The reward of a response: a weighted sum of parts."""
 
     functions: dict[str, float] = setting(
-        {}, "built-in reward functions and their weights; exact_match if no other reward is set"
+        {}, "built-in reward functions and their weights; if no reward is set: the embedded task's, or exact_match"
     )
     function: str | None = setting(None, "your own reward function: path.py:name")
     function_weight: float = setting(1.0, "weight of reward.function")
