@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_resume import records, saved, state, train
 
-from tandem.launch.assembly import folder, prepare
+from tandem.launch.assembly import folder, inputs
 from tandem.launch.assembly import run as launch_run
 from tandem.launch.assembly.signals import CODES, Terminated
 from tandem.launch.storage.checkpoints import Checkpoints
@@ -109,8 +109,8 @@ MOMENTS: dict[str, tuple[Any, str, str | None, int | None]] = {
     "claiming the folder": (launch_run, "claimed", None, None),
     "writing the settings": (folder, "versions", "interrupted", None),
     "opening the records": (Recorder, "__init__", "interrupted", None),
-    "choosing the model": (prepare, "model_path", "interrupted", None),
-    "reading the data": (prepare, "training_prompts", "interrupted", None),
+    "choosing the model": (inputs, "model_path", "interrupted", None),
+    "reading the data": (inputs, "training_prompts", "interrupted", None),
     "loading a model": (ActorWorker, "start", "interrupted", None),
     "the first evaluation": (Evaluation, "run", "interrupted", None),
     "ending the roles": (RewardRank, "close", "finished", 0),
