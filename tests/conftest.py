@@ -15,26 +15,24 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 HERE = Path(__file__).resolve().parent
 STARTS_RAY = (
-    "component/launch/test_doctor.py",
-    "component/roles/test_reward_worker.py::test_scores_in_ray_actors",
     "distributed/test_rollout_group.py",
     "distributed/test_two_nodes.py",
     "distributed/test_weight_sync.py",
     "e2e/test_command.py",
-    "e2e/test_learning.py",
     "e2e/test_memory.py",
     "e2e/test_resume.py::test_another_number_of_ranks_goes_on_with_the_next_prompts",
     "e2e/test_roles.py",
-    "e2e/test_vllm_runs.py",
     "chaos/test_kill_loop.py",
     "chaos/test_chaos.py",
 )
-"""Files and tests that start Ray, in the order they run; those that measure how soon a run ends come last."""
+"""Files and tests of the half that starts Ray most, in the order they run; those that measure how soon a run ends are last.
+The other half starts Ray a few times, so that both take equally long.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what starts Ray: `make test` runs it beside the rest, since two clusters at once would fight for the cores, and
-    one alone leaves them idle for a third of the time.
+    """Marks the tests that `make test` runs beside the rest. Most of them start Ray: more than two clusters at once would
+    fight for the cores, and one alone leaves them idle for a third of the time.
     """
     places = {name: number for number, name in enumerate(STARTS_RAY)}
 
