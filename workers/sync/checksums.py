@@ -1,4 +1,4 @@
-"""Whether weights have arrived as they were sent."""
+"""Checks that weights arrived exactly as they were sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.platform.loop.protocols import WeightSyncError
 
 
 def compare_checksums(sent: Mapping[str, int], arrived: Mapping[str, int], who: str) -> None:
-    """Refuses weights that did not arrive as sent.
+    """Compares the checksums of the tensors that were sent with those of the tensors that arrived.
 
     Raises:
         WeightSyncError: names the first tensor that is missing, unexpected or different.

@@ -1,13 +1,15 @@
-"""How a bucket of weights gets from the trainer to the rollout replicas: from its first rank, or by `ipc` from every one.
+"""Transports that move a bucket of weights from the trainer to the rollout replicas.
 
-    shared     through Ray's object store: shared memory on one host, a copy over the network to others
-    ipc        by CUDA IPC handles: nothing is copied; the trainer and the replicas share a GPU
+    shared     through Ray's object store: shared memory on one host, a copy over the network to other hosts
+    ipc        CUDA IPC handles without a copy: each replica shares a GPU with a trainer rank
     broadcast  one collective for all replicas: NCCL between GPUs, gloo between CPUs; for several hosts
 
-A transport has two ends. `send` returns what travels in the Ray call, `receive` makes tensors of it.
+With `ipc`, every trainer rank sends to the replica on its GPU. Otherwise the first trainer rank sends to all replicas.
 
-With `broadcast` all ends are lost when one of them dies. None waits for it, and none fails: the sender goes on in the
-calls, a receiver says what it has missed.
+A transport has two ends: `send` returns the payload of a Ray call, and `receive` turns the payload into tensors.
+
+If one end of a `broadcast` dies, the collective is lost for all ends, but the run continues: the sender puts later buckets
+into the Ray calls, and a receiver reports that it missed a bucket.
 """
 
 from __future__ import annotations
@@ -27,65 +29,65 @@ from tandem.platform.config.schema import ConfigError
 from tandem.workers.cluster.runtime import own_interface
 
 CPU = torch.device("cpu")
-warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # arrays in Ray's shared memory never are
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # true of all arrays in Ray's shared memory
 Bucket = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Channel:
-    """What an end needs to know to open its transport."""
+    """What one end needs to open its transport."""
 
     transport: str
     rank: int = 0  # 0: the sender
     size: int = 1
-    address: tuple[str, int] = ("", 0)  # of a store that all ends can reach
-    name: str = ""  # new for every set of ends
+    address: tuple[str, int] = ("", 0)  # host and port of a store that all ends can reach
+    name: str = ""  # unique for each set of ends
     timeout_s: float = 60.0
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A bucket on its way."""
+    """A bucket in transit."""
 
-    content: Any  # as the transport's `send` made it
-    verify: bool  # whether both ends take checksums
+    content: Any  # the result of the transport's `send`
+    verify: bool  # whether both ends compute checksums
 
 
 class Missed(RuntimeError):
-    """A bucket did not arrive: an end of the broadcast is gone."""
+    """A bucket did not arrive because an end of the broadcast is gone."""
 
 
 class Transport(Protocol):
-    """One end."""
+    """One end of a connection for weights."""
 
     device: torch.device
     """Where the sender's tensors must be."""
     from_every_rank: bool
-    """Whether every rank of the trainer sends, to the replica on its own device; else the first sends to all."""
+    """Whether every trainer rank sends to the replica on its own device; otherwise the first rank sends to all replicas."""
 
     def send(self, bucket: Bucket) -> Any:
-        """What the receivers are to be given; the tensors must stay as they are until the next call."""
+        """The payload for the receivers; the tensors must not change until the next call."""
         ...
 
     def receive(self, sent: Any) -> Bucket:
-        """The tensors of a bucket; raises Missed if they cannot arrive any more."""
+        """The tensors of a bucket; raises Missed if they can no longer arrive."""
         ...
 
     def finish(self) -> None:
-        """Returns when nothing is on the way any more."""
+        """Returns when no bucket is in transit."""
         ...
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tensors of a bucket lie in one run of bytes."""
+    """The positions of a bucket's tensors in one contiguous array of bytes."""
 
     tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...], int, int]]  # name, dtype, shape, first byte, bytes
     size: int
 
     @staticmethod
     def of(bucket: Bucket) -> Layout:
-        """Tensors one after the other, each on a boundary of 16 bytes, which suits every dtype."""
+        """Places the tensors one after the other, each aligned to 16 bytes, which suits every dtype."""
         tensors, offset = [], 0
         for name, tensor in bucket.items():
             size = tensor.numel() * tensor.element_size()
@@ -94,7 +96,7 @@ class Layout:
         return Layout(tensors, offset)
 
     def pack(self, bucket: Bucket, device: torch.device) -> Tensor:
-        """(size,) uint8."""
+        """The tensors of a bucket as one (size,) uint8 tensor."""
         flat = torch.empty(self.size, dtype=torch.uint8, device=device)
         for name, dtype, shape, offset, size in self.tensors:
             if size:
@@ -102,7 +104,7 @@ class Layout:
         return flat
 
     def unpack(self, flat: Tensor) -> Bucket:
-        """The tensors, as views."""
+        """The tensors of a bucket, as views of `flat`."""
         return {
             name: flat[offset : offset + size].view(dtype).view(shape) for name, dtype, shape, offset, size in self.tensors
         }
@@ -110,46 +112,46 @@ class Layout:
 
 @dataclass(frozen=True)
 class Packed:
-    """A bucket as one run of bytes."""
+    """A bucket as one contiguous array of bytes."""
 
     layout: Layout
-    content: NDArray[np.uint8]  # Ray sends and receives arrays without taking them apart
+    content: NDArray[np.uint8]  # Ray transfers NumPy arrays without pickling their content
 
     def unpack(self) -> Bucket:
-        """The tensors, as views; only to be read."""
+        """The tensors, as read-only views."""
         return self.layout.unpack(torch.from_numpy(self.content))
 
 
 class ObjectStore:
-    """`shared`: the bytes travel in the call. On the sender's host they are read where they lie."""
+    """`shared`: the bytes travel in the Ray call. On the sender's host they are read without a copy."""
 
     device = CPU
     from_every_rank = False
 
     def send(self, bucket: Bucket) -> Packed:
-        """All tensors in one array, of which Ray makes one copy, into shared memory."""
+        """All tensors in one array, which Ray copies once into shared memory."""
         layout = Layout.of(bucket)
         return Packed(layout, layout.pack(bucket, CPU).numpy())
 
     def receive(self, sent: Packed) -> Bucket:
-        """Tensors that are only to be read."""
+        """Read-only tensors."""
         return sent.unpack()
 
     def finish(self) -> None:
-        """Nothing: a call that has returned has everything."""
+        """Does nothing: when a Ray call has returned, its bucket has arrived."""
 
 
 class CudaIPC:
-    """`ipc`: handles travel; the sender's memory is read where it is."""
+    """`ipc`: handles travel in the Ray call; the receiver reads the sender's memory directly."""
 
     from_every_rank = True
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self._held: list[Bucket] = []  # a handle is good for as long as its memory is
+        self._held: list[Bucket] = []  # a handle is valid only while its memory is allocated
 
     def send(self, bucket: Bucket) -> dict[str, tuple[Any, Any]]:
-        """By name, the function that opens a handle, and its arguments."""
+        """For each tensor's name, the function that opens its handle, and the function's arguments."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         torch.cuda.synchronize()
@@ -157,16 +159,16 @@ class CudaIPC:
         return {name: reduce_tensor(tensor) for name, tensor in bucket.items()}
 
     def receive(self, sent: dict[str, tuple[Any, Any]]) -> Bucket:
-        """Tensors that lie in the sender's memory."""
+        """Tensors in the sender's memory."""
         return {name: rebuild(*arguments) for name, (rebuild, arguments) in sent.items()}
 
     def finish(self) -> None:
-        """Lets the last buckets go."""
+        """Releases the last buckets."""
         self._held = []
 
 
 class Broadcast:
-    """`broadcast`: the layout travels in the call, the bytes in a collective of all ends."""
+    """`broadcast`: the layout travels in the Ray call, the bytes in a collective of all ends."""
 
     from_every_rank = False
 
@@ -187,9 +189,9 @@ class Broadcast:
         self._on_the_way: list[tuple[Any, Tensor]] = []
 
     def send(self, bucket: Bucket) -> Layout | Packed:
-        """Starts the collective and returns at once: the receivers join when the layout has reached them.
+        """Starts the collective and returns at once; each receiver joins when it has the layout.
 
-        As `shared` once an end is lost.
+        Once an end is lost, sends as `shared` does.
         """
         self.finish()
         if self._group is None:
@@ -207,12 +209,12 @@ class Broadcast:
         try:
             self._group.broadcast(flat, 0).wait()
         except RuntimeError as error:
-            self._group = None  # which ends the wait of the others
+            self._group = None  # closes the connections, which ends the wait of the other ends
             raise Missed(str(error)) from error
         return sent.unpack(flat)
 
     def finish(self) -> None:
-        """Waits for what was sent last, as far as it can still arrive."""
+        """Waits until the last bucket has been sent, or until an end turns out to be lost."""
         on_the_way, self._on_the_way = self._on_the_way, []
         try:
             for work, _ in on_the_way:
@@ -222,26 +224,26 @@ class Broadcast:
 
 
 def receive(sent: Sent, transport: Transport) -> Bucket:
-    """The tensors of a bucket: what came in the call, or by the transport."""
+    """The tensors of a bucket, which arrived in the Ray call or by the transport."""
     return sent.content.unpack() if isinstance(sent.content, Packed) else transport.receive(sent.content)
 
 
 def open_transport(channel: Channel, device: torch.device) -> Transport:
-    """One end of a channel, in a process whose models are on `device`. With `broadcast` all ends must open at once."""
+    """Opens one end of a channel in a process whose models are on `device`; `broadcast` ends must all open together."""
     if channel.transport == "broadcast":
         return Broadcast(channel, device)
     return CudaIPC() if channel.transport == "ipc" else ObjectStore()
 
 
 def choose_transport(wanted: str, nodes: Sequence[str], on_gpu: bool, partners: Sequence[int | None]) -> str:
-    """What `trainer.weight_transport` means; auto picks the cheapest that works.
+    """The transport that `trainer.weight_transport` selects; auto picks the cheapest that works.
 
     Args:
-        nodes: of the trainer's first rank and of every replica.
-        partners: by replica, the trainer's rank on the same device; None where there is none.
+        nodes: the nodes of the trainer's first rank and of every replica.
+        partners: for each replica, the trainer rank on the same device, or None.
 
     Raises:
-        ConfigError: what is wanted cannot work with this placement.
+        ConfigError: the wanted transport cannot work with this placement.
     """
     if wanted == "auto":
         if on_gpu and None not in partners:
