@@ -41,11 +41,11 @@ class Outcome:
     seconds: float  # from the last attack to the end of the process
     steps: list[dict[str, float]]
     orphans: list[str]
-    checkpoint: int | None  # step of the newest whole one
+    checkpoint: int | None  # step of the newest complete checkpoint
 
 
 def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *more: str, steps: int = 3) -> Outcome:
-    """A run of a few steps with every role; `attacks` are role and rank, phase, step, how."""
+    """Runs a few steps with every role; each attack is (role and rank, phase, step, how)."""
     overrides = [
         *("algo=ppo", "algo.kl_loss_coef=0.01", f"model.path={path}", f"run.dir={folder}", "run.name=r"),
         *(f"run.steps={steps}", "data.prompts_per_step=4", "rollout.samples_per_prompt=2"),
@@ -90,7 +90,7 @@ def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *m
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[Table]:
-    """Filled by the tests, printed at the end."""
+    """A table that the tests fill and that is printed at the end."""
     rows: Table = []
     yield rows
     print("\n\nrole        phase      outcome    seconds", file=sys.__stderr__)
@@ -106,25 +106,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def check_ended(outcome: Outcome, who: str, done: int = 1) -> None:
-    """Whether the run ended soon, by name, and kept what it had."""
+    """Asserts that the run ended soon, named the worker, and kept its records and checkpoints."""
     assert (outcome.code, outcome.status) == (1, ENDS), outcome.error
     assert outcome.seconds < BOUND_S
     assert outcome.orphans == []
     assert outcome.error.startswith(f"WorkerFailed: step {done + 1}, phase "), outcome.error
     assert f"{who} on node" in outcome.error
     assert len(outcome.steps) == done
-    assert outcome.checkpoint == (done or None)  # the last one is whole
+    assert outcome.checkpoint == (done or None)  # the last checkpoint is complete
 
 
 def check_went_on(outcome: Outcome, steps: int) -> None:
-    """Whether all steps were done, with every sample once."""
+    """Asserts that all steps were done, with every sample once."""
     assert (outcome.code, outcome.status) == (0, GOES_ON), outcome.error
     assert outcome.orphans == []
     assert [step["step"] for step in outcome.steps] == list(range(1, steps + 1))
     for step in outcome.steps:
         assert step["samples/sampled"] == 8
         assert step["samples/trained"] + step["samples/filtered"] == 8
-        assert step["rollout/logprob_gap"] < 1e-4  # whoever sampled had the weights of now
+        assert step["rollout/logprob_gap"] < 1e-4  # every replica sampled with the current weights
 
 
 def test_a_killed_worker(tiny_path: str, tmp_path: Path, table: Table, role: str, phase: str) -> None:
@@ -140,7 +140,7 @@ def test_a_killed_worker(tiny_path: str, tmp_path: Path, table: Table, role: str
 
 
 def test_of_two_ranks_the_one_that_died_is_named(tiny_path: str, tmp_path: Path, table: Table) -> None:
-    """The other fails in the collective, because of it, perhaps sooner."""
+    """The live rank also fails in the collective, perhaps before the death is seen, but the error names the dead rank."""
     outcome = attack(tiny_path, tmp_path, [("actor-1", "update", 2, "kill")], "actor.ranks=2", "algo=grpo")
     table.append(("actor 1/2", "update", outcome.status, outcome.seconds))
     check_ended(outcome, "actor rank 1")
@@ -148,7 +148,7 @@ def test_of_two_ranks_the_one_that_died_is_named(tiny_path: str, tmp_path: Path,
 
 
 def test_one_after_the_other_is_replaced(tiny_path: str, tmp_path: Path, table: Table) -> None:
-    """Both replicas at once, too; and in `publish`, the broadcast that lost an end is made up for."""
+    """Replaces both replicas when they die at once, and recovers when an end of the broadcast dies in `publish`."""
     two = ["rollout.replicas=2", "trainer.weight_transport=broadcast"]
     at_once = [("rollout-0", "generate", 3, "kill"), ("rollout-1", "generate", 3, "kill")]
     attacks = [("reward-0", "score", 2, "kill"), *at_once, ("rollout-new", "publish", 4, "kill")]
@@ -163,13 +163,13 @@ def test_a_worker_that_hangs_shows_where(tiny_path: str, tmp_path: Path, table: 
     table.append(("critic", "hangs", outcome.status, outcome.seconds))
     check_ended(outcome, "critic rank 0")
     assert "did not finish `update` within 10 s" in outcome.error
-    assert "in hang" in outcome.error  # the stack it stands in
+    assert "in hang" in outcome.error  # from the worker's stack
 
 
 def test_a_worker_without_memory_is_named(tiny_path: str, tmp_path: Path, table: Table) -> None:
     large = ["data.prompts_per_step=64", "rollout.samples_per_prompt=8", "rollout.max_response_tokens=60"]
     whole = "train.max_tokens_per_microbatch=100000"
-    # In the first step: later ones could use again what the process has kept.
+    # Attack the first step: in a later step, the process could reuse memory that it has already allocated.
     outcome = attack(tiny_path, tmp_path, [("actor-0", "update", 1, "memory")], *large, whole, "algo=grpo")
     table.append(("actor", "memory", outcome.status, outcome.seconds))
     check_ended(outcome, "actor rank 0", done=0)

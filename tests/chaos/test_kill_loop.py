@@ -37,7 +37,7 @@ DIFFERENT = ("time/", "memory/", "tokens/response_per_s", "restarts/")
 
 @dataclass
 class Loop:
-    """Starts the run again and again, and kills."""
+    """Starts the run repeatedly and kills its processes."""
 
     command: list[str]
     folder: Path
@@ -47,17 +47,17 @@ class Loop:
     kills: list[str] = field(default_factory=list)
 
     def start(self) -> psutil.Popen:
-        """The run, in a session of its own."""
+        """Starts the run in its own session."""
         self.starts += 1
         return psutil.Popen(self.command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def steps(self) -> int:
-        """Done so far, by the records."""
+        """The number of steps on record so far."""
         metrics = self.folder / "metrics.jsonl"
         return metrics.read_text().count("\n") if metrics.exists() else 0
 
     def wait_for_a_moment(self, driver: psutil.Popen) -> None:
-        """Some moment while it starts, or in a step."""
+        """Waits until a random moment during the startup or a step."""
         if self.chance.random() < 0.25:
             self.sleep(driver, self.chance.uniform(0.5, 8.0))
             return
@@ -68,7 +68,7 @@ class Loop:
         self.sleep(driver, self.chance.uniform(0.0, 0.5))
 
     def kill(self, driver: psutil.Popen, everything: bool) -> None:
-        """Kills one process of the run, or all at once."""
+        """Kills a random process of the run, or all processes at once."""
         family = family_of(driver)
         self.attacks += bool(family)
         victims = family if everything else [self.chance.choice(family)] if family else []
@@ -81,7 +81,7 @@ class Loop:
             self.kills.append(name)
 
     def wait_for_the_end(self, driver: psutil.Popen) -> int:
-        """The exit code of the run, once nothing of it is left."""
+        """Waits until all processes of the run have ended; returns the exit code."""
         family: dict[int, psutil.Process] = {}
         deadline = time.monotonic() + END_S
         while driver.poll() is None and time.monotonic() < deadline:
@@ -93,14 +93,14 @@ class Loop:
         return int(driver.returncode)
 
     def sleep(self, driver: psutil.Popen, seconds: float) -> None:
-        """Waits, while the run goes on."""
+        """Waits up to `seconds`, or until the driver ends."""
         deadline = time.monotonic() + seconds
         while driver.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
 
 
 def family_of(driver: psutil.Popen) -> list[psutil.Process]:
-    """The run's driver and all below it."""
+    """The run's driver and all of its descendants."""
     try:
         return [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
     except psutil.NoSuchProcess:

@@ -27,7 +27,7 @@ def hang(worker: Any) -> None:
 
 
 def exhaust(worker: Any) -> None:
-    """Leaves the worker no memory beyond what it has."""
+    """Allows the worker no more memory than it already has."""
     import resource
 
     size = psutil.Process().memory_info().vms
@@ -40,33 +40,33 @@ def family() -> list[psutil.Process]:
 
 
 SERVERS = {"head": "gcs_server", "raylet": "raylet"}
-"""Ray's own processes, by what they are here called."""
+"""Process names of Ray's servers, by the names used in attacks."""
 
 
 class Attacker(SilentDisplay):
-    """Sees the phases of the run from the outside, as a display does, and acts in some."""
+    """A display that attacks workers when certain phases begin."""
 
     def __init__(self, attacks: list[dict[str, Any]]) -> None:
         self.attacks, self.at_step = attacks, 0
 
     def phase(self, name: str) -> None:
-        """Hurts the victims at the beginning of their phase."""
+        """Carries out the attacks that are due when this phase begins."""
         self.at_step += name == "step"
         due = [attack for attack in self.attacks if (attack["step"], attack["phase"]) == (self.at_step, name)]
         for attack in due:
             self.attacks.remove(attack)  # a phase may begin again in the same step
             self.attack(attack["role"], attack["how"])
-            print(f"hurt {time.time()}\n", end="", flush=True)  # in one piece: Ray writes to the same pipe
+            print(f"hurt {time.time()}\n", end="", flush=True)  # in one write, because Ray writes to the same pipe
 
     def attack(self, role: str, how: str) -> None:
-        """Acts."""
+        """Attacks one worker or server."""
         import ray
 
         if role in SERVERS:
             for server in [child for child in family() if child.name() == SERVERS[role]]:
                 server.kill()
             return
-        if role == "rollout-new":  # one that has replaced another has no name
+        if role == "rollout-new":  # a replacement has no actor name
             newest = max((child for child in family() if "RolloutWorker" in child.name()), key=psutil.Process.create_time)
             newest.kill()
             return

@@ -18,10 +18,10 @@ JOIN = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); pri
 
 
 def outsider() -> subprocess.Popen[str]:
-    """A process without the token that joins the cluster of this one, or tries to for 20 seconds."""
+    """Starts a process without the token that tries to join this process's cluster; Ray gives up after 20 seconds."""
     import ray
 
-    # With this Ray takes 127.0.0.1 as it is; else it would look for the cluster at another address of this machine.
+    # With this setting, Ray uses 127.0.0.1 as given; otherwise it would try another address of this machine.
     own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     environment = {name: value for name, value in os.environ.items() if name != TOKEN} | own
     command = [sys.executable, "-c", JOIN, ray.get_runtime_context().gcs_address]
@@ -29,7 +29,7 @@ def outsider() -> subprocess.Popen[str]:
 
 
 def session() -> Path:
-    """The folder of the cluster's files."""
+    """The folder with the cluster's files."""
     import ray
 
     node: Any = ray._private.worker._global_node
@@ -37,10 +37,10 @@ def session() -> Path:
 
 
 def listening() -> list[tuple[str, str]]:
-    """(process, address) of every socket on which this process or one below it waits for others."""
+    """(process, address) of every socket on which this process or a descendant listens."""
     sockets = []
     for process in family():
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error):  # the process has just ended
             for one in process.net_connections(kind="inet"):
                 if one.status == psutil.CONN_LISTEN or (one.status == psutil.CONN_NONE and not one.raddr):
                     sockets.append((process.name(), one.laddr.ip))
@@ -48,7 +48,7 @@ def listening() -> list[tuple[str, str]]:
 
 
 def family() -> list[psutil.Process]:
-    """This process and those below it."""
+    """This process and its descendants."""
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 
@@ -57,7 +57,7 @@ def is_loopback(address: str) -> bool:
 
 
 def who_tells(token: str, folder: Path) -> list[str]:
-    """Files of the folder and processes of the cluster in which the token can be read."""
+    """Names of the files in the folder and of the processes whose content or command line contains the token."""
     found = [str(path) for path in folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
     for process in family():
         with suppress(psutil.Error):

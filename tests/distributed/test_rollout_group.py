@@ -32,10 +32,10 @@ def cluster() -> Iterator[None]:
 
 
 def replica_class() -> type:
-    """Made in a function, so that it travels to Ray's workers by value: they cannot import this file."""
+    """Defines the class in a function, so Ray sends it by value: Ray's workers cannot import this file."""
 
     class Replica:
-        """Takes as long for a prompt as its text says, in seconds; `die` ends the process, the first time it is met."""
+        """Takes as many seconds for a prompt as its text says; the first `die` prompt ends the process."""
 
         def __init__(self, number: int, folder: str) -> None:
             self.number, self.folder, self.version, self.loaded = number, folder, -1, 0
@@ -71,7 +71,7 @@ def replica_class() -> type:
 
 
 class Trainer:
-    """Weights of two buckets."""
+    """A trainer whose weights are two buckets."""
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[list[Sent]]:
         yield from ([Sent({}, verify)], [Sent({}, verify)])
@@ -103,12 +103,12 @@ def prompts(*texts: str) -> list[Prompt]:
 
 
 def served(folder: Any) -> list[tuple[int, int]]:
-    """(replica, prompt) in the order in which they began."""
+    """(replica, prompt) pairs in the order in which the prompts were started."""
     return [tuple(map(int, line.split())) for line in (folder / "served").read_text().splitlines()]  # type: ignore[misc]
 
 
 def check(rollouts: list[Rollout], count: int) -> None:
-    """Every sample of every prompt once, in order, of the version published."""
+    """Asserts that there is every sample of every prompt once, in order, from the published version."""
     assert [(rollout.prompt.group_id, rollout.response_ids[0]) for rollout in rollouts] == [
         (prompt, sample) for prompt in range(count) for sample in range(2)
     ]
@@ -120,7 +120,7 @@ def test_a_busy_replica_gets_no_more_than_it_can_queue(tmp_path: Any) -> None:
     check(group.collect(group.submit(prompts("3", *["0.02"] * 15), SAMPLING)), 16)
     shares = [replica for replica, _ in served(tmp_path)]
     slow = dict(reversed([(prompt, replica) for replica, prompt in served(tmp_path)]))[0]
-    assert shares.count(slow) <= 4  # 4 sequences at once and 4 waiting, two to a prompt
+    assert shares.count(slow) <= 4  # 4 sequences running and 4 queued, two per prompt
     assert len(shares) == 16
 
 
@@ -165,7 +165,7 @@ def test_two_replicas_that_die_at_once_are_both_replaced(tmp_path: Any) -> None:
 
 
 def test_a_watched_rank_that_dies_meanwhile_ends_the_wait(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer's rank, say, while replicas sample for minutes."""
+    """For example, a trainer rank may die while replicas sample for minutes."""
     import ray
 
     monkeypatch.setattr(ranks_module, "LOOK_S", 0.5)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A cluster of two nodes with 1 CPU and 2 invented GPUs each."""
+    """A cluster of two nodes with 1 CPU and 2 fake GPUs each."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -39,7 +39,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
-    """One bundle per device; ranks are sorted by node, no two of a node share a device, and all say the one Ray chose."""
+    """Ranks are sorted by node, no two ranks share a device, and each rank uses the device that Ray chose."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -77,7 +77,7 @@ def test_ranks_use_the_devices_ray_gave_them(two_nodes: Any) -> None:
 
 
 def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
-    """Of four invented GPUs PPO takes three with a place for each role, GRPO two; sharing, each role gets more of one."""
+    """With a bundle per role, PPO takes three of four fake GPUs and GRPO two; colocated, GRPO's roles get larger shares."""
     import ray
 
     from tandem.launch.assembly.roles import request_of
@@ -100,7 +100,7 @@ def test_what_an_algorithm_without_critic_frees(two_nodes: Any) -> None:
 
 
 def available_gpus(expected: float) -> float:
-    """GPUs that no one holds, as Ray says once it has noticed."""
+    """The free GPUs that Ray reports, after waiting for the expected number."""
     import ray
 
     deadline = time.monotonic() + 15
@@ -113,10 +113,10 @@ def available_gpus(expected: float) -> float:
 def two_hosts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, list[str]]]:
-    """Ray nodes that cannot reach each other's loopback: (the head's address, what to put before a command to run there).
-    The second one finds the folder `own` of `tmp_path` empty.
+    """Two Ray nodes: (the head's address, the prefix that runs a command on the head's host).
 
-    In network namespaces where they may be made here; else both with the address of this machine.
+    If network namespaces are permitted, each node has its own, so the nodes cannot reach each other's loopback, and the
+    second node sees `tmp_path/own` as an empty folder. Otherwise both nodes have this machine's address.
     """
     from ray.cluster_utils import Cluster
 
@@ -127,7 +127,7 @@ def two_hosts(
         yield cluster.address, []
         cluster.shutdown()
         return
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # what `ray start` chooses depends on the files of the user
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # the default of `ray start` depends on the user's files
     try:
         (tmp_path / "own").mkdir()
         yield start_nodes(names, str(tmp_path_factory.mktemp("ray")), tmp_path / "own"), ["ip", "netns", "exec", names[0]]
@@ -144,9 +144,9 @@ GUIDE = re.findall(r"^(?:ray|tandem) .*$", (Path(__file__).parents[2] / "docs" /
 
 
 def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
-    """Joins two network namespaces by a cable, with a Ray node of 1 CPU in each; the head's address.
+    """Connects two network namespaces and starts a Ray node with 1 CPU in each; returns the head's address.
 
-    `ip netns exec` gives a command its own view of mounts, in which a folder can be `hidden`.
+    `ip netns exec` runs a command in its own mount namespace, in which an empty file system covers the folder `hidden`.
     """
 
     def do(command: str) -> None:
@@ -170,7 +170,7 @@ def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
 
 
 def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, repo: Path, tmp_path: Path) -> None:
-    """Two ranks of actor and critic and two replicas, spread over the hosts; weights go by broadcast, as hosts differ."""
+    """Two ranks of actor and critic and two replicas are spread over the hosts, so weights are sent by broadcast."""
     address, before = two_hosts
     overrides = [
         *shlex.split(GUIDE[2].replace("HEAD:6379", address))[2:],
@@ -191,5 +191,5 @@ def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, 
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert [step["step"] for step in steps] == [0, 1, 2]
-    assert steps[-1]["rollout/logprob_gap"] < 1e-4  # the replicas hold what was trained
+    assert steps[-1]["rollout/logprob_gap"] < 1e-4  # the replicas hold the trained weights
     assert steps[-1]["policy/version"] == 2

@@ -46,7 +46,7 @@ def make(path: str, *overrides: str) -> Config:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """And removes its files when it ends."""
+    """A private Ray cluster for all tests of this file; checks that the cluster removes its files when it ends."""
     from tandem.platform.config.schema import ClusterConfig
     from tandem.workers.cluster.cluster import connected
 
@@ -59,21 +59,21 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def stranger(cluster: None) -> Iterator[subprocess.Popen[str]]:
-    """Tries to join from the beginning of the tests on: Ray gives up after 20 seconds."""
+    """A process that tries to join the cluster; started before the first test, because Ray gives up after 20 seconds."""
     process = outsider()
     yield process
     process.kill()
 
 
 def publish(roles: Roles, version: int) -> None:
-    """One synchronisation."""
+    """Sends the actor's weights to all replicas once."""
     for bucket in roles.actor.weight_buckets():
         roles.rollouts.load_weights(bucket)
     roles.rollouts.finish_weights(version, roles.actor.weight_checksums())
 
 
 def train(roles: Roles, rollouts: list[Rollout]) -> None:
-    """One update that moves every weight."""
+    """Makes one update that changes every weight."""
     batch = RolloutBatch.from_rollouts(rollouts, [Score(float(n % 2)) for n in range(len(rollouts))])
     advantages = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(0))
     roles.actor.update([TrainBatch(batch, roles.actor.logprobs(batch), advantages).as_minibatch()])
@@ -81,7 +81,7 @@ def train(roles: Roles, rollouts: list[Rollout]) -> None:
 
 @pytest.fixture(scope="module")
 def wide_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small embedded model with heads as wide as vLLM needs them on a CPU."""
+    """A small embedded model whose attention heads have a size that vLLM supports on a CPU."""
     from tandem.platform.config.schema import TaskConfig, TinyConfig, WarmstartConfig
     from tandem.workers.models.tiny import prepare_tiny
 
@@ -104,7 +104,7 @@ def test_replicas_equal_a_fresh_engine(
     transport: str,
     stage: int,
 ) -> None:
-    """Also where long prompts are in the prefix cache from before. All that listens meanwhile does so on the loopback."""
+    """Holds even if the prefix cache has a long prompt from old weights. All listening sockets are on the loopback."""
     wanted = [f"rollout={engine}", f"trainer.weight_transport={transport}", f"trainer.zero_stage={stage}"]
     config = make(wide_path, *wanted)
     ray_roles = RayRoles(config, resolve("grpo", "grpo", "clipped_surrogate"), wide_path, print)
@@ -141,7 +141,7 @@ def test_no_one_else_joins_a_private_cluster_or_reads_its_files(cluster: None, s
 
 
 def fresh(spec: RolloutSpec) -> list[Rollout]:
-    """What an engine that starts with these weights samples, in a process of its own."""
+    """The samples of a new engine that starts with these weights, in its own process."""
     import ray
 
     worker: Any = ray.remote(num_cpus=1)(RolloutWorker).remote(spec, Rank(threads=1))  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ def fresh(spec: RolloutSpec) -> list[Rollout]:
 def test_every_replica_takes_its_weights_from_the_rank_beside_it(
     tiny_path: str, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with CUDA IPC, here through the object store: both ranks send the same whole weights."""
+    """Imitates CUDA IPC with the object store: both ranks send the same unsharded weights."""
     import ray
 
     config = make(tiny_path, "rollout=hf", "trainer.zero_stage=3", "trainer.checksum_every=1")
@@ -173,7 +173,7 @@ def test_every_replica_takes_its_weights_from_the_rank_beside_it(
 
 
 def whole_weights(roles: Roles) -> dict[str, Tensor]:
-    """The trainer's weights, in the calls."""
+    """The trainer's weights, sent inside the Ray calls."""
     import ray
 
     buckets = roles.actor.weight_buckets(shared=True)  # type: ignore[call-arg]
@@ -181,20 +181,20 @@ def whole_weights(roles: Roles) -> dict[str, Tensor]:
 
 
 def save(path: str, weights: dict[str, Tensor], folder: Path) -> None:
-    """The model at `path` with other weights, as a folder; its output layer is tied to its embedding."""
+    """Saves the model at `path` with these weights to `folder`; its output layer is tied to its embedding."""
     model = load_policy(path, ModelConfig())
     assert model.config.tie_word_embeddings
     own = dict(model.named_parameters())
     assert own.keys() == weights.keys()
     for name, tensor in weights.items():
-        assert tensor.shape == own[name].shape  # no shard, no empty tensor
+        assert tensor.shape == own[name].shape  # not a shard or an empty tensor
         own[name].data.copy_(tensor)
     model.save_pretrained(folder)
     load_tokenizer(path).save_pretrained(folder)
 
 
 def test_a_replica_that_joins_late_has_the_same_weights(tiny_path: str, cluster: None) -> None:
-    """It gets them in the calls, and the broadcast has one more set of ends from then on."""
+    """The new replica receives the current weights inside the Ray calls; the next weights open a new broadcast channel."""
     import ray
 
     config = make(tiny_path, "rollout=hf", "trainer.weight_transport=broadcast")

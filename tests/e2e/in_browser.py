@@ -14,7 +14,7 @@ import pytest
 
 from tandem.launch.views.palette import COLOURS
 
-# What is drawn outside its figure, or over another text of it, as the title of the page.
+# Puts into the page's title which texts lie outside their figure or overlap another text.
 LOOK = """<script>
 let bad = [];
 for (const svg of document.querySelectorAll("svg")) {
@@ -33,21 +33,21 @@ for (const svg of document.querySelectorAll("svg")) {
 document.title = JSON.stringify({bad, wide: document.documentElement.scrollWidth > innerWidth});
 parent.postMessage(document.title, "*");
 </script>"""
-NARROWEST = 500  # window of a headless Chromium; a narrower page is looked at in a frame
+NARROWEST = 500  # the smallest window of headless Chromium; a narrower page is shown in a frame
 FRAME = """<title></title><script>onmessage = (message) => { document.title = message.data; };</script>
 <iframe src="page.html" width="%d" height="1000" style="border: 0"></iframe>"""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a page looked like: its text, with what is drawn wrongly."""
+    """A rendered page: its HTML and the faults in its layout."""
 
     text: str
     faults: dict[str, Any]
 
 
 def browser(page: Path, *arguments: str) -> str:
-    """What headless Chromium prints of a page."""
+    """Opens a page in headless Chromium; returns the output of Chromium."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium here; .ci/run installs one")
@@ -58,7 +58,7 @@ def browser(page: Path, *arguments: str) -> str:
 
 
 def look_at(page: Path, folder: Path, width: int) -> Seen:
-    """The page in a window of this width; a copy of it lies in `folder`."""
+    """Renders a page in a window of this width; writes a copy of the page to `folder`."""
     copy = folder / "page.html"
     copy.write_text(page.read_text().replace("</body>", LOOK + "</body>"))
     shown, wait = copy, list[str]()
@@ -72,7 +72,7 @@ def look_at(page: Path, folder: Path, width: int) -> Seen:
 
 
 def screenshot(page: Path, folder: Path, height: int = 1400) -> Path:
-    """A picture of the page."""
+    """Takes a screenshot of the page; returns the path of the picture."""
     copy, picture = folder / "page.html", folder / "shot.png"
     copy.write_text(page.read_text())
     browser(copy, f"--screenshot={picture}", f"--window-size=1440,{height}")
@@ -80,7 +80,7 @@ def screenshot(page: Path, folder: Path, height: int = 1400) -> Path:
 
 
 def colours_on(picture: Path) -> set[str]:
-    """The colours of series that are on it."""
+    """The colours of series that occur in a picture."""
     from matplotlib.image import imread
 
     pixels = (imread(picture)[..., :3] * 255).round().astype(int)

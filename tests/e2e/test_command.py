@@ -55,13 +55,13 @@ def records(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return metrics, json.loads((folder / "summary.json").read_text())
 
 
-# A random model earns nothing, so an entropy bonus is what moves the policy here.
+# A random model earns no reward, so an entropy bonus changes the policy here.
 PPO = ("algo=ppo", "run.steps=2", "algo.kl_loss_coef=0.01", "algo.entropy_coef=0.1", "placement.threads_per_rank=1")
 
 
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two steps of PPO on Ray, with every role."""
+    """The folder of a run that makes two steps of PPO on Ray, with every role."""
     place = tmp_path_factory.mktemp("ppo")
     cache = str(tmp_path_factory.getbasetemp() / "tandem-cache")
     done = run(Path(__file__).resolve().parents[2], cache, *PPO, "run.name=a", f"run.dir={place}")
@@ -75,7 +75,7 @@ def test_ppo_leaves_its_records(ppo: Path) -> None:
     assert "eval/addition/greedy" in metrics[0]
     assert "eval/addition/greedy" in metrics[2]
     first, last = metrics[1], metrics[2]
-    assert first["policy/kl"] < 1e-6  # the reference is the first policy
+    assert first["policy/kl"] < 1e-6  # the reference is the initial policy
     assert last["policy/kl"] > 0
     assert first["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
     assert first["rollout/logprob_gap"] < 1e-4
@@ -106,7 +106,7 @@ def test_a_folder_with_a_run_is_not_written_over(repo: Path, cache: str, ppo: Pa
 
 
 def test_inline_and_ray_give_the_same_numbers(repo: Path, cache: str, ppo: Path, tmp_path: Path) -> None:
-    """The same protocols in one process and in Ray actors: the same samples, losses and evaluations."""
+    """Roles in one process and roles in Ray actors give the same samples, losses and evaluations."""
     done = run(repo, cache, *PPO, "cluster=inline", "run.name=inline", f"run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     compared = [
@@ -143,7 +143,7 @@ Starter = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(repo: Path, cache: str) -> Iterator[Starter]:
-    """Starts long runs; a test that fails leaves none behind."""
+    """Starts long runs, and kills those that are still running after the test."""
     started: list[subprocess.Popen[str]] = []
     yield lambda folder, *overrides: start_and_wait_for(repo, cache, folder, started, *overrides)
     for process in started:
@@ -152,7 +152,7 @@ def start(repo: Path, cache: str) -> Iterator[Starter]:
 
 
 def heeds_signals() -> None:
-    """A shell that runs a suite in the background ignores SIGINT, nohup ignores SIGHUP, and children inherit both."""
+    """Restores the default signal handlers: background shells ignore SIGINT, nohup ignores SIGHUP, and children inherit."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -160,7 +160,7 @@ def heeds_signals() -> None:
 def start_and_wait_for(
     repo: Path, cache: str, folder: Path, started: list[subprocess.Popen[str]], *overrides: str
 ) -> subprocess.Popen[str]:
-    """A long run, once its second step is on record."""
+    """Starts a long run and waits until its second step is on record."""
     process = subprocess.Popen(
         command(repo, "run.steps=5000", f"run.dir={folder.parent}", f"run.name={folder.name}", *overrides),
         cwd=repo,
@@ -193,7 +193,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGTERM, 143)])
 def test_interruption_is_clean(start: Starter, tmp_path: Path, number: int, code: int) -> None:
-    """A closed terminal tells the processes of Ray too; they stay until the last step is saved."""
+    """A closed terminal also sends SIGHUP to Ray's processes; they must stay until the last step is saved."""
     process = start(tmp_path / "run", "algo=grpo")
     children = family(process)
     assert len(children) > 4
@@ -212,7 +212,7 @@ def test_interruption_is_clean(start: Starter, tmp_path: Path, number: int, code
 def test_signals_while_ray_starts_or_workers_load(
     repo: Path, cache: str, tmp_path: Path, seen: str, number: int, code: int
 ) -> None:
-    """The first waits until there is a whole Ray to end, and the second for that end."""
+    """The first signal takes effect when Ray has started completely; the second does not interrupt the shutdown of Ray."""
     process = subprocess.Popen(
         command(repo, f"run.dir={tmp_path}", "run.name=run"),
         cwd=repo,
@@ -226,7 +226,7 @@ def test_signals_while_ray_starts_or_workers_load(
         now = {child.pid: child for child in family(process)}
         children |= now
         for child in now.values():
-            with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # the child has just ended
                 if seen in child.name():
                     due = min(due, time.monotonic())
         if signals and time.monotonic() >= due:
@@ -386,7 +386,7 @@ def follow(logprobs, old_logprobs, advantages, mask, algo):
 def test_neighbours_of_a_reward_function_are_its_own(
     repo: Path, cache: str, tmp_path: Path, script: str, overrides: list[str]
 ) -> None:
-    """A user's files are found by their paths: the reward with what lies beside it, the estimator and the objective."""
+    """User files named like tandem's modules are found: the reward with the modules beside it, estimator and objective."""
     names = ["settings", "report", "evaluate", "run", "main", "resume", "roles", "export"]
     for name in names:
         (tmp_path / f"{name}.py").write_text("MINE = 1.0\n")

@@ -1,4 +1,4 @@
-"""The guides in `docs/`: every command and every block of Python on a page is run, on a small scale.
+"""Runs every command and every block of Python of the guides in `docs/`, on a small scale.
 
 `tests/distributed/test_two_nodes.py` runs the commands for several hosts.
 """
@@ -36,7 +36,7 @@ PAGES = ("gsm8k", "own_reward", "reward_model", "preemptible", "ppo_or_grpo", "p
 def stand_ins(
     repo: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A working folder with what the pages name: models, and data in the shape of theirs."""
+    """A working folder with the files that the pages name: small models, and data of the same format."""
     models = tmp_path_factory.getbasetemp() / "docs-models"
     if not models.exists():
         make_models(models)
@@ -59,7 +59,7 @@ def stand_ins(
 
 
 def make_models(folder: Path) -> None:
-    """A policy that reads all of ASCII and has a chat template, and a reward model with the same tokenizer."""
+    """Makes a policy with an ASCII tokenizer and a chat template, and a reward model with the same tokenizer."""
     import string
 
     import torch
@@ -81,7 +81,7 @@ def make_models(folder: Path) -> None:
 
 
 def small(words: list[str]) -> list[str]:
-    """The arguments of a command with what makes it small."""
+    """The arguments of a command, with settings added that make the run small."""
     if words[0] == "benchmark":
         return [*words, "arms=[grpo_8]", "seeds=[0]", "completions=16", *SMALL[:2], SMALL[-1], "run.steps=1"]
     if words[0] == "evaluate":
@@ -104,7 +104,7 @@ def run_command(line: str) -> None:
 
 
 def run_python(code: str, namespace: dict[str, Any]) -> None:
-    """Runs a block, or puts it into the file that its first line names."""
+    """Runs a block, or writes it to the file that its first line names."""
     if name := re.match(r"# (\w+\.py)\n", code):
         Path(name[1]).write_text(code)
     else:

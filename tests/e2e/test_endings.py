@@ -43,7 +43,7 @@ def summary(place: Path) -> dict[str, Any]:
 
 
 def on_call(patch: pytest.MonkeyPatch, owner: Any, name: str, number: int, act: Callable[[], Any]) -> None:
-    """Does something within the `number`-th call of a method or function."""
+    """Makes the `number`-th call of a method or function run `act` first."""
     original, calls = getattr(owner, name), []
 
     def wrapped(*given: Any, **more: Any) -> Any:
@@ -60,8 +60,8 @@ def terminate() -> None:
 
 
 PLACES = {
-    "generate": (RolloutWorker, "generate", 6, 2),  # an evaluation before training, then one a step
-    "score": (RewardRank, "submit", 11, 2),  # a call for each prompt, 4 a step
+    "generate": (RolloutWorker, "generate", 6, 2),  # an evaluation before training, then one per step
+    "score": (RewardRank, "submit", 11, 2),  # one call per prompt, 4 per step
     "infer": (CriticWorker, "values", 3, 2),
     "update_critic": (CriticWorker, "update", 3, 3),
     "update_actor": (ActorWorker, "update", 3, 3),
@@ -69,14 +69,14 @@ PLACES = {
     "evaluate": (Evaluation, "run", 4, 3),
     "record": (Recorder, "step", 3, 3),
 }
-"""What runs in which call, and the last step that is done then."""
+"""For each phase: the function to interrupt, the number of the call, and the last step completed by then."""
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_told_to_end_saves_the_last_step_that_is_done(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """And goes on from there, bitwise as if it had not ended."""
+    """The resumed run is bitwise equal to an uninterrupted run."""
     owner, name, number, done = PLACES[place]
     assert train(tiny_path, tmp_path / "a", *PPO) == 0
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -116,14 +116,16 @@ MOMENTS: dict[str, tuple[Any, str, str | None, int | None]] = {
     "ending the roles": (RewardRank, "close", "finished", 0),
     "closing the records": (Recorder, "close", "finished", 0),
 }
-"""What runs at a moment, and the status and exit code that come of it; None: no records, the signal's code."""
+"""For each moment: the function to interrupt, and the expected status (None: no records) and exit code (None: the
+signal's code).
+"""
 
 
 @pytest.mark.parametrize(("number", "again", "moment"), zip(cycle(CODES), cycle([False, True]), MOMENTS))
 def test_a_signal_at_any_moment_leaves_a_summary_if_a_run_had_begun(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, again: bool, moment: str
 ) -> None:
-    """And so do two of them at once."""
+    """Holds for a single signal and for two signals at once."""
     monkeypatch.setattr(signal, "SIG_IGN", object())  # a suite may run with some of them ignored
     owner, name, status, code = MOMENTS[moment]
     on_call(monkeypatch, owner, name, 1, lambda: [os.kill(os.getpid(), number) for _ in range(1 + again)])
@@ -156,10 +158,10 @@ def test_a_signal_while_the_embedded_model_is_built(tmp_path: Path, monkeypatch:
 def test_two_signals_soon_after_each_other(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart_s: float
 ) -> None:
-    """Whatever the second one meets, what is left can be gone on from."""
+    """Wherever the second signal interrupts the ending, the run can be resumed."""
     second = threading.Timer(apart_s, terminate)
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), second.start()))
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)  # the second may come when the run has ended
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)  # the second may come after the run has ended
     try:
         assert train(tiny_path, tmp_path, *PPO, "checkpoint.every=1") == 143
         second.join()
@@ -174,7 +176,7 @@ def test_two_signals_soon_after_each_other(
 def test_a_signal_that_compiled_code_reports_as_an_error_of_its_own_is_one(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Ray's does while it waits."""
+    """Ray's compiled code raises a SystemError if a signal arrives while it waits."""
 
     def interrupted() -> None:
         try:
@@ -189,7 +191,7 @@ def test_a_signal_that_compiled_code_reports_as_an_error_of_its_own_is_one(
 
 
 def test_a_second_signal_does_not_wait(tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of an update no weights are those of a step, so none are saved."""
+    """In the middle of an update the weights belong to no step, so nothing is saved."""
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), terminate()))
     assert train(tiny_path, tmp_path, *PPO) == 143
     assert saved(tmp_path) == []
@@ -287,13 +289,13 @@ def test_the_advice_for_a_failed_later_checkpoint_can_be_followed(
 def test_a_run_whose_folder_was_deleted_does_not_end_well(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It trains to its end, and says what is missing."""
+    """The run completes its training, reports the missing file, and exits with code 1."""
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: shutil.rmtree(tmp_path / "r"))
     assert train(tiny_path, tmp_path, *PPO) == 1
     said = capfd.readouterr()
     assert "metrics.jsonl was deleted while the run wrote to it" in said.err
     assert "finished; records in" in said.out
-    assert summary(tmp_path)["steps"] == 4  # what could still be written
+    assert summary(tmp_path)["steps"] == 4  # the summary could still be written
 
 
 def test_each_part_of_the_outputs_is_closed_on_its_own(
@@ -312,7 +314,7 @@ def test_each_part_of_the_outputs_is_closed_on_its_own(
 
 
 def test_ruined_weights_are_not_saved(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Finite weights, as a huge learning rate leaves them, on which every forward pass overflows."""
+    """A huge learning rate leaves finite weights with which every forward pass overflows."""
     assert train(tiny_path, tmp_path, "algo=grpo", DENSE, "actor.lr=1e30", "checkpoint.every=1", "run.steps=3") == 1
     assert saved(tmp_path) == []
     error = summary(tmp_path)["error"]
@@ -331,7 +333,7 @@ def test_ruined_weights_are_not_saved_by_a_signal_either(
 
 
 def test_a_rate_that_was_too_high_can_be_lowered(tiny_path: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """As the error says: weights whose log-probs were finite are not at fault for an update that ruined them."""
+    """The error's advice works: the checkpoint before the failed update is not marked as suspect."""
     run = ["algo=grpo", DENSE, "checkpoint.every=1", "checkpoint.keep=1"]
     assert train(tiny_path, tmp_path, *run, "run.steps=2") == 0
     assert train(tiny_path, tmp_path, *run, "run.steps=3", "actor.lr=1e30") == 1
@@ -362,7 +364,7 @@ def test_where_all_are_suspect_the_advice_can_be_followed(
 def test_a_prompt_token_that_could_not_be_sampled_ruins_nothing(
     tiny_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of an image, whose logit some models set to the least number there is."""
+    """Some models set the logits of image tokens to the lowest number, so these tokens have a log-prob of -inf."""
     original = ActorWorker.logprobs
 
     def logprobs(self: ActorWorker, batch: RolloutBatch) -> torch.Tensor:
@@ -389,7 +391,7 @@ def test_what_the_next_step_fails_on_is_passed_over(
     assert "resuming after step 1" in capfd.readouterr().out
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
     marked = [path.parent.name for path in (tmp_path / "r" / "checkpoints").glob("*/suspect.json")]
-    assert marked == []  # step 2 was written anew
+    assert marked == []  # step 2 was written again
 
 
 def test_a_suspect_checkpoint_can_be_asked_for_by_name(
@@ -405,7 +407,7 @@ def test_a_suspect_checkpoint_can_be_asked_for_by_name(
 
 @pytest.mark.parametrize("surplus", ["drop", "keep"])
 def test_an_epoch_is_one_pass_over_the_data(tiny_path: str, tmp_path: Path, surplus: str) -> None:
-    """Also where steps take as many rounds as it takes to fill a batch, and where a run goes on."""
+    """Holds even if a step samples several rounds to fill its batch, and if a finished run is started again."""
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(12)))
     own = ["algo=dapo", "data.prompts_per_step=4", f"data.train={data}", "run.epochs=1", f"algo.dynamic_surplus={surplus}"]
@@ -418,6 +420,6 @@ def test_an_epoch_is_one_pass_over_the_data(tiny_path: str, tmp_path: Path, surp
         step["data/epoch"] == pytest.approx(sum(s["sampling/rounds"] for s in steps[: n + 1]) / 3)
         for n, step in enumerate(steps)
     )
-    assert saved(tmp_path)[-1] == steps[-1]["step"]  # the last step is known as the last
+    assert saved(tmp_path)[-1] == steps[-1]["step"]  # the last step is saved
     assert train(tiny_path, tmp_path, *own) == 0
     assert records(tmp_path) == steps

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_held_out_accuracy_rises(repo: Path, tmp_path: Path) -> None:
-    """On Ray, with the critic; every algorithm is tried in one process by test_every_algorithm.py."""
+    """Trains on Ray, with a critic; test_every_algorithm.py tests every algorithm in one process."""
     command = [sys.executable, "launch/main.py", "algo=ppo", "run.steps=20", "run.name=learned", f"run.dir={tmp_path}"]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr

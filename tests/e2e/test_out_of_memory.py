@@ -23,7 +23,7 @@ SETTINGS += [
     "tracking.console=none",
 ]
 SPACE = 640 << 20
-"""Bytes of address space beside what is taken before: about 17,000 tokens in one micro-batch need half as much again."""
+"""Bytes of address space that the run may add; a micro-batch of about 17,000 tokens needs half as much again."""
 CHILD = f"""
 import resource, sys
 import deepspeed, psutil, torch, transformers.models.qwen2.modeling_qwen2
@@ -37,7 +37,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def run(folder: Path, name: str, *more: str) -> tuple[int, dict[str, object], str]:
-    """Exit code, summary and settings of a run in a process with little memory."""
+    """Runs in a process with little memory; returns the exit code, the summary and the settings."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, "-c", CHILD, "limited", *SETTINGS, f"run.dir={folder}", f"run.name={name}", *more]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -50,7 +50,7 @@ def run(folder: Path, name: str, *more: str) -> tuple[int, dict[str, object], st
 
 
 def test_what_is_advised_fits(tmp_path: Path) -> None:
-    """Too large by hand it fails, and names a value; left alone, the plan chooses it."""
+    """A micro-batch that is too large fails with advice; without the setting, the plan chooses the advised value."""
     code, summary, _ = run(tmp_path, "large", "train.max_tokens_per_microbatch=1000000")
     error = str(summary["error"])
     assert code == 1

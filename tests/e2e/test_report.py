@@ -52,7 +52,7 @@ def test_a_run_leaves_its_page(folder: Path) -> None:
         assert f">{title}" in text
     assert "log-prob gap" in text
     assert len(re.findall("<tr>", text)) > 8
-    # Nothing is fetched from anywhere.
+    # The page loads nothing from other addresses.
     assert not re.findall(r"""(?:src|href)="(?!#)|@import|url\((?!#)""", text)
 
 
@@ -68,7 +68,7 @@ def test_a_screenshot_shows_the_curves(folder: Path, tmp_path: Path) -> None:
 
 
 def test_its_samples_are_of_many_prompts(folder: Path) -> None:
-    """A batch of four prompts with two samples each is kept whole: eight rows of four prompts, the worst first."""
+    """A batch of four prompts with two samples each is kept completely, in order of reward, lowest first."""
     rows = [json.loads(line) for line in (folder / "samples" / "step-000006.jsonl").read_text().splitlines()]
     assert len(rows) == 8
     assert len({row["group_id"] for row in rows}) == 4
@@ -77,7 +77,7 @@ def test_its_samples_are_of_many_prompts(folder: Path) -> None:
 
 
 def test_samples_cannot_break_the_page(folder: Path) -> None:
-    """Whatever a model writes is shown as text."""
+    """Markup in a model's response is shown as text."""
     path = max((folder / "samples").iterdir())
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[0]["response"] = "<script>alert(1)</script>&"

@@ -55,7 +55,7 @@ def train(path: str, folder: Path, *overrides: str) -> int:
 
 
 def records(folder: Path, every: bool = False) -> list[dict[str, Any]]:
-    """Of the steps, without what differs between two runs of the same."""
+    """The records of the steps, without the metrics that differ between identical runs."""
     lines = [json.loads(line) for line in (folder / "r" / "metrics.jsonl").read_text().splitlines()]
     own = ("time/", "memory/", "tokens/response_per_s", *(() if every else ("eval/",)))
     kept = [{key: value for key, value in line.items() if not key.startswith(own)} for line in lines]
@@ -76,7 +76,7 @@ def saved(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_going_on_is_going_straight(tiny_path: str, tmp_path: Path, kind: str) -> None:
-    """Bitwise: every metric, weight, moment, and the state of the loop; the learning rate may change at the break."""
+    """A resumed run is bitwise equal to an uninterrupted run: metrics, weights, Adam moments, and the loop's state."""
     assert train(tiny_path, tmp_path / "a", *KINDS[kind], "run.steps=6") == 0
     assert train(tiny_path, tmp_path / "b", *KINDS[kind], "run.steps=2") == 0
     assert train(tiny_path, tmp_path / "b", *KINDS[kind], "run.steps=6") == 0
@@ -89,17 +89,18 @@ def test_going_on_is_going_straight(tiny_path: str, tmp_path: Path, kind: str) -
     summary = json.loads((tmp_path / "b" / "r" / "summary.json").read_text())
     assert (summary["steps"], summary["resumed_after"], summary["eval_first"]["step"]) == (6, 2, 0)
     if kind == "ppo":
-        assert straight[3]["kl/coef"] != straight[0]["kl/coef"]  # the controller's state matters here
-        assert straight[2]["policy/kl" if "policy/kl" in straight[2] else "kl/sampled"] > 0  # the reference stays the first
+        assert straight[3]["kl/coef"] != straight[0]["kl/coef"]  # so the state of the KL controller matters
+        # The reference is still the initial policy.
+        assert straight[2]["policy/kl" if "policy/kl" in straight[2] else "kl/sampled"] > 0
 
 
 def test_another_number_of_ranks_goes_on_with_the_next_prompts(tiny_path: str, tmp_path: Path, repo: Path) -> None:
-    """Six rows, four at a time: steps end within and on the border of an epoch."""
+    """There are six rows and four prompts per step, so steps end both within an epoch and at its end."""
     data = tmp_path / "six.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(6)))
     alike = [*KINDS["grpo"], f"data.train={data}", "tracking.samples_every=1"]
     assert train(tiny_path, tmp_path / "a", *alike, "run.steps=6") == 0
-    assert train(tiny_path, tmp_path / "b", *alike, "run.steps=3") == 0  # twelve rows: two epochs are over
+    assert train(tiny_path, tmp_path / "b", *alike, "run.steps=3") == 0  # twelve rows: two full epochs
     more = [*SMALL[2:], *alike, f"model.path={tiny_path}", f"run.dir={tmp_path / 'b'}", "run.steps=6"]
     two = ["actor.ranks=2", "rollout.replicas=2", "cluster.num_cpus=2", "tracking.console=plain"]
     command = [sys.executable, "launch/main.py", *more, *two]
@@ -130,7 +131,7 @@ def test_which_steps_are_saved(
 
 
 def test_checkpoints_in_an_object_store(tiny_path: str, tmp_path: Path) -> None:
-    """fsspec's store in memory, which like S3 has no folders and no renaming."""
+    """Uses fsspec's in-memory store, which, like S3, has no folders and cannot rename."""
     store = f"checkpoint.dir=memory://{tmp_path.name}"
     assert train(tiny_path, tmp_path / "a", *KINDS["grpo"], "run.steps=4") == 0
     assert train(tiny_path, tmp_path / "b", *KINDS["grpo"], "run.steps=2", store) == 0
@@ -140,7 +141,7 @@ def test_checkpoints_in_an_object_store(tiny_path: str, tmp_path: Path) -> None:
 
 
 def test_a_secret_is_nowhere(tiny_path: str, tmp_path: Path, repo: Path) -> None:
-    """Planted in the environment, in a tag, and in an address that cannot be reached."""
+    """A secret from the environment appears in no output, even if a tag or a missing path contains it."""
     secret = "planted0secret0value"
     own = ["algo=grpo", f"model.path={tiny_path}", "run.steps=1", f"run.dir={tmp_path}", f"tracking.tags=[{secret}]"]
     command = [sys.executable, "launch/main.py", *SMALL, *own]
@@ -165,7 +166,7 @@ SECRETS = {
 
 
 def test_secrets_of_every_form_are_nowhere(tiny_path: str, tmp_path: Path) -> None:
-    """Planted in settings that a run writes, in the prompts, and in what a reward function raises."""
+    """Secrets appear in no file, even if settings, data and the exception of a reward function contain them."""
     data, own = tmp_path / "data.jsonl", tmp_path / "own.py"
     rows = [{"prompt": f"1+{n}=", "answer": list(SECRETS.values())[n % 5], "note": SECRETS["GITHUB_PAT"]} for n in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -189,7 +190,7 @@ def test_secrets_of_every_form_are_nowhere(tiny_path: str, tmp_path: Path) -> No
 
 
 def test_two_runs_of_one_seed_have_equal_facts(tiny_path: str, tmp_path: Path) -> None:
-    """Their random generators too, whatever the process did before."""
+    """The facts include the states of the random generators, which must not depend on what the process did before."""
 
     def facts(name: str, seed: int) -> str:
         torch.rand(seed + len(name))
@@ -218,7 +219,7 @@ def test_evaluation_leaves_training_alone_and_is_told_with_its_step(tiny_path: s
     evaluated = [
         record["step"] for record in records(tmp_path / "b", every=True) if any(key.startswith("eval/") for key in record)
     ]
-    assert evaluated == [2, 2, 3]  # at the end of the first run, before the second goes on, at its end
+    assert evaluated == [2, 2, 3]  # at the end of the first run, when the second resumes, and at its end
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def summary_error(folder: Path) -> str:
 
 
 def test_data_that_has_changed_is_refused(tiny_path: str, tmp_path: Path) -> None:
-    """The same number of rows in the same file, in another order; the same rows in another file are the same data."""
+    """Another order of the rows is refused; the same rows in another file are accepted."""
     rows = [json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     (tmp_path / "b.jsonl").write_text("\n".join(rows))
@@ -261,7 +262,7 @@ def test_a_changed_coefficient_takes_effect(tiny_path: str, tmp_path: Path) -> N
 
 
 def test_a_branch_from_an_older_checkpoint(tiny_path: str, tmp_path: Path) -> None:
-    """In its own folder; in that of the run it would mix two courses."""
+    """A branch needs its own folder; in the folder of the run it would mix the records of two runs."""
     assert train(tiny_path, tmp_path, "algo=grpo", "run.steps=4") == 0
     older = f"checkpoint.resume={tmp_path}/r/checkpoints/step-000002"
     with pytest.raises(ConfigError, match="does not resume from its newest checkpoint"):

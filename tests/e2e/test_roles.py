@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_critic_without_an_estimator_that_needs_one(tiny_path: str) -> None:
-    """By name of role in Ray's state API: PPO has a critic, GRPO has no critic actor, no bundle and no bytes for one."""
+    """Ray's state API lists a critic actor for PPO; for GRPO it lists no critic actor and no bundle for a critic."""
     import ray
     from ray.util.state import list_actors, list_placement_groups
 
