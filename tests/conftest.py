@@ -33,8 +33,8 @@ STARTS_RAY = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what starts Ray: `make test` runs it beside the rest, since two clusters at once would fight for the cores, and
-    one alone leaves them idle for a third of the time.
+    """Marks the tests that start Ray. `make test` runs them one at a time, next to the other tests: two clusters at once
+    would compete for the cores, but one cluster alone leaves the cores idle for a third of the time.
     """
     places = {name: number for number, name in enumerate(STARTS_RAY)}
 
