@@ -146,10 +146,10 @@ class RolloutGroup:
         Raises:
             WorkerFailed: a replica hangs, raised, or died too often.
         """
-        given: set[int] = set()
+        yielded: set[int] = set()
         while True:
-            for place in sorted(ticket.results.keys() - given):
-                given.add(place)
+            for place in sorted(ticket.results.keys() - yielded):
+                yielded.add(place)
                 yield place, ticket.results[place]
             if ticket.is_complete:
                 return

@@ -177,15 +177,15 @@ class Broadcast:
         host, port = channel.address
         timeout = timedelta(seconds=channel.timeout_s)
         store = torch.distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        own = torch.distributed.PrefixStore(channel.name, store)
+        channel_store = torch.distributed.PrefixStore(channel.name, store)
         self._group: Any  # None once an end is lost
         if device.type == "cuda":
             options = torch.distributed.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            self._group = torch.distributed.ProcessGroupNCCL(own, channel.rank, channel.size, options)
+            self._group = torch.distributed.ProcessGroupNCCL(channel_store, channel.rank, channel.size, options)
         else:
             with own_interface():
-                self._group = torch.distributed.ProcessGroupGloo(own, channel.rank, channel.size, timeout)
+                self._group = torch.distributed.ProcessGroupGloo(channel_store, channel.rank, channel.size, timeout)
         self._on_the_way: list[tuple[Any, Tensor]] = []
 
     def send(self, bucket: Bucket) -> Layout | Packed:

@@ -54,7 +54,7 @@ def test_items_of_trained_roles_are_parameters_times_bytes(tiny_path: str) -> No
 
 
 def test_activations_grow_with_the_micro_batch(tiny_path: str) -> None:
-    """Two rows per micro-batch need more than twice the activations of one, since rows are padded to the longest."""
+    """A micro-batch with all rows, padded to the longest, needs more than twice the activations of a single row."""
     small, large = actor(tiny_path, budget=16), actor(tiny_path)
     small.update([BATCH])
     large.update([BATCH])
