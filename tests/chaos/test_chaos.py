@@ -41,11 +41,11 @@ class Outcome:
     seconds: float  # from the last attack to the end of the process
     steps: list[dict[str, float]]
     orphans: list[str]
-    checkpoint: int | None  # step of the newest whole one
+    checkpoint: int | None  # step of the newest complete checkpoint
 
 
 def attack(path: str, folder: Path, attacks: list[tuple[str, str, int, str]], *more: str, steps: int = 3) -> Outcome:
-    """A run of a few steps with every role; `attacks` are role and rank, phase, step, how."""
+    """Runs a few steps with every role; each attack is (role and rank, phase, step, how)."""
     overrides = [
         *("algo=ppo", "algo.kl_loss_coef=0.01", f"model.path={path}", f"run.dir={folder}", "run.name=r"),
         *(f"run.steps={steps}", "data.prompts_per_step=4", "rollout.samples_per_prompt=2"),
@@ -113,7 +113,7 @@ def check_ended(outcome: Outcome, who: str, done: int = 1) -> None:
     assert outcome.error.startswith(f"WorkerFailed: step {done + 1}, phase "), outcome.error
     assert f"{who} on node" in outcome.error
     assert len(outcome.steps) == done
-    assert outcome.checkpoint == (done or None)  # the last one is whole
+    assert outcome.checkpoint == (done or None)  # the last checkpoint is complete
 
 
 def check_went_on(outcome: Outcome, steps: int) -> None:
@@ -124,7 +124,7 @@ def check_went_on(outcome: Outcome, steps: int) -> None:
     for step in outcome.steps:
         assert step["samples/sampled"] == 8
         assert step["samples/trained"] + step["samples/filtered"] == 8
-        assert step["rollout/logprob_gap"] < 1e-4  # whoever sampled had the weights of now
+        assert step["rollout/logprob_gap"] < 1e-4  # every replica sampled with the current weights
 
 
 def test_a_killed_worker(tiny_path: str, tmp_path: Path, table: Table, role: str, phase: str) -> None:
@@ -163,13 +163,13 @@ def test_a_worker_that_hangs_shows_where(tiny_path: str, tmp_path: Path, table: 
     table.append(("critic", "hangs", outcome.status, outcome.seconds))
     check_ended(outcome, "critic rank 0")
     assert "did not finish `update` within 10 s" in outcome.error
-    assert "in hang" in outcome.error  # the stack it stands in
+    assert "in hang" in outcome.error  # from the worker's stack
 
 
 def test_a_worker_without_memory_is_named(tiny_path: str, tmp_path: Path, table: Table) -> None:
     large = ["data.prompts_per_step=64", "rollout.samples_per_prompt=8", "rollout.max_response_tokens=60"]
     whole = "train.max_tokens_per_microbatch=100000"
-    # In the first step: later ones could use again what the process has kept.
+    # Attack the first step: in a later step, the process could reuse memory that it has already allocated.
     outcome = attack(tiny_path, tmp_path, [("actor-0", "update", 1, "memory")], *large, whole, "algo=grpo")
     table.append(("actor", "memory", outcome.status, outcome.seconds))
     check_ended(outcome, "actor rank 0", done=0)

@@ -40,7 +40,7 @@ def family() -> list[psutil.Process]:
 
 
 SERVERS = {"head": "gcs_server", "raylet": "raylet"}
-"""Ray's own processes, by what they are here called."""
+"""Process names of Ray's servers, by the names used in attacks."""
 
 
 class Attacker(SilentDisplay):
@@ -56,7 +56,7 @@ class Attacker(SilentDisplay):
         for attack in due:
             self.attacks.remove(attack)  # a phase may begin again in the same step
             self.attack(attack["role"], attack["how"])
-            print(f"hurt {time.time()}\n", end="", flush=True)  # in one piece: Ray writes to the same pipe
+            print(f"hurt {time.time()}\n", end="", flush=True)  # in one write, because Ray writes to the same pipe
 
     def attack(self, role: str, how: str) -> None:
         """Carries out one attack."""
@@ -66,7 +66,7 @@ class Attacker(SilentDisplay):
             for server in [child for child in family() if child.name() == SERVERS[role]]:
                 server.kill()
             return
-        if role == "rollout-new":  # one that has replaced another has no name
+        if role == "rollout-new":  # a replacement has no actor name
             newest = max((child for child in family() if "RolloutWorker" in child.name()), key=psutil.Process.create_time)
             newest.kill()
             return

@@ -33,7 +33,7 @@ NOT_GIVEN = ("model_type", "transformers_version", "architectures", "layer_types
 
 
 def small_models(rate: float) -> Iterator[tuple[str, Any, Any]]:
-    """(model type, its small config with the rates up, the model in training mode), of the types that can be built so."""
+    """Yields (model type, small config with raised rates, model in training mode) for all types that can be built."""
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
             config = small_config_of(kind, rate)
@@ -57,7 +57,7 @@ def small_config_of(kind: str, rate: float) -> Any:
     values = {
         name: value
         for name, value in config.to_dict().items()
-        if not isinstance(value, dict) and name not in NOT_GIVEN  # the parts are made small themselves
+        if not isinstance(value, dict) and name not in NOT_GIVEN  # `_shrunk` makes the sub-configs small
     }
     try:
         again = CONFIG_MAPPING[kind](**values)
@@ -70,7 +70,7 @@ def small_config_of(kind: str, rate: float) -> Any:
 
 
 def initialised(model: Any) -> Any:
-    """The model with weights wide enough for a dropped number to show."""
+    """The model with weights large enough that a dropped value changes the output."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -87,7 +87,7 @@ def _shrunk(config: Any, rate: float) -> Any:
             _try(config, name, SIZES[name])
         elif ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
             _try(config, name, rate)
-        elif name == "is_decoder":  # what was made to read both ways reads one way
+        elif name == "is_decoder":  # a bidirectional model becomes causal
             _try(config, name, True)
         elif name == "pad_token_id" and value is None:
             _try(config, name, SIZES[name])
@@ -95,7 +95,7 @@ def _shrunk(config: Any, rate: float) -> Any:
 
 
 def _try(config: Any, name: str, value: float) -> None:
-    """Some configs refuse a value that does not suit the others."""
+    """Sets a value of a config, unless the config refuses the value."""
     try:
         setattr(config, name, value)
     except Exception:

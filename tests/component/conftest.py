@@ -22,7 +22,7 @@ def functions(tmp_path: Path) -> str:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., RewardWorker]]:
-    """Makes workers, and ends them with the test."""
+    """Makes reward workers, and ends them after the test."""
     workers: list[RewardWorker] = []
 
     def build(**settings: Any) -> RewardWorker:

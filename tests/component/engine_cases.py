@@ -28,7 +28,7 @@ SAMPLING = Sampling(samples=4, temperature=1.0, max_tokens=12, seed=(7, 0, 1))
 
 
 def pair_tokenizer() -> Any:
-    """A tokenizer of ten digits and their most frequent pairs, so that many texts can be written in several ways."""
+    """A tokenizer of ten digits and frequent pairs of digits, so many texts have several tokenizations."""
     core = Tokenizer(models.BPE(unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
     core.decoder = decoders.Fuse()
@@ -40,7 +40,7 @@ def pair_tokenizer() -> Any:
 
 
 def save_model(folder: Path) -> str:
-    """A random model that is far from indifferent between its tokens. Its heads are of a size that vLLM knows on a CPU."""
+    """Saves a random model with uneven token probabilities and a head size that vLLM supports on a CPU."""
     tokenizer = pair_tokenizer()
     torch.manual_seed(0)
     model = tiny_model(TinyConfig(hidden_size=64, intermediate_size=64, layers=2, heads=2), tokenizer)
@@ -63,7 +63,7 @@ def changed(path: str, seed: int) -> Any:
 
 
 def trainer_logprobs(model: Any, prompts: Sequence[Prompt], sampled: Sequence[Sampled], temperature: float) -> list[Any]:
-    """What the trainer's pass over one padded batch says of each response; the samples of a prompt are side by side."""
+    """The trainer's log-probs of each response, from one pass over a padded batch; samples are in order of the prompts."""
     each = len(sampled) // len(prompts)
     rollouts = [
         Rollout(prompts[row // each], tuple(one.ids), (True,) * len(one.ids), tuple(one.logprobs), one.stop, 0, "")

@@ -14,7 +14,7 @@ PROMPTS = [Prompt((5, 9, 13, 7, 8, 21, 30), 0, ""), Prompt((11,), 1, ""), Prompt
 
 
 class Loaded(HFEngine):
-    """An engine around a model that is there already; nothing ends a response but its length."""
+    """An engine for a model that is already in memory; only the length limit ends a response."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.device, self.max_rows = model.eval(), torch.device("cpu"), 64
@@ -23,7 +23,7 @@ class Loaded(HFEngine):
 
 
 def worst_gap(model: PreTrainedModel) -> float:
-    """Nats between the log-probs of sampled tokens and those of a pass over each whole sequence by itself."""
+    """The largest difference, in nats, between the engine's log-probs and those of a pass over each sequence alone."""
     sampled = Loaded(model).generate(PROMPTS, Sampling(2, 1.0, 6, (0,)))
     gaps = []
     for number, one in enumerate(sampled):

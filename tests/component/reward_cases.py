@@ -70,7 +70,7 @@ def samples(*responses: str) -> list[Sample]:
 
 
 class WatchedPool(RewardPool):
-    """A pool that says what tests want to know."""
+    """A pool with additional methods for tests."""
 
     def run(self, samples: Sequence[Sample]) -> list[list[Outcome]]:
         """Per sample, in order: the outcome of each function, in order."""
@@ -102,10 +102,10 @@ def alive(pid: int) -> bool:
 
 
 def killed_parent(pool: str, sample: str, note: Path | None = None) -> list[int]:
-    """Processes of a reward pool whose parent was killed, with a call in progress or behind it.
+    """The process ids of a reward pool whose parent was killed during a call or between calls.
 
     Args:
-        pool: code of the pool. sample: code of what is done with it. note: has the number of one more process then.
+        pool: code that makes the pool. sample: code that uses the pool. note: a file with the id of one more process.
     """
     code = (
         "from tandem.platform.rewards.functions import Sample\nfrom reward_cases import WatchedPool\n"

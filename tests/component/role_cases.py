@@ -16,7 +16,7 @@ def actor(path: str, budget: int = 10_000, **algo: object) -> ActorWorker:
     spec = ActorSpec(
         path=path,
         model=ModelConfig(),
-        actor=ActorConfig(lr=1e-2, eps=1e-4),  # else Adam makes a step of rounding noise
+        actor=ActorConfig(lr=1e-2, eps=1e-4),  # otherwise Adam turns rounding noise into a full step
         trainer=TrainerConfig(bucket_mb=1),
         algo=AlgoConfig(**algo),  # type: ignore[arg-type]
         temperature=0.8,

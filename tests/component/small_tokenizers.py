@@ -13,13 +13,13 @@ BYTES = tuple(f"<0x{number:02X}>" for number in range(256))
 
 
 def _added(front: str, behind: str, ids: dict[str, int]) -> Any:
-    """A post-processor that puts these special tokens in front of a text and behind it."""
+    """A post-processor that puts these special tokens before and after a text."""
     named = [(token, ids[token]) for token in dict.fromkeys(f"{front} {behind}".split())]
     return processors.TemplateProcessing(single=f"{front} $A {behind}".strip(), special_tokens=named)
 
 
 def sentencepiece_like(front: str = "<s>", behind: str = "", words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
-    """As of Llama 2: words begin with their space, the text with one that no one wrote; other characters are bytes."""
+    """Like Llama 2's: words begin with their space, a space is added before the text, other characters become bytes."""
     pieces = ["<unk>", "<s>", "</s>", *BYTES, "▁", *(f"▁{word}" for word in words), *words, *":.,!?'\n"]
     ids = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     ranked = [(piece, 0.0 if piece.startswith("<") else -1.0 - 1.0 / len(piece)) for piece in ids]
@@ -35,7 +35,7 @@ def sentencepiece_like(front: str = "<s>", behind: str = "", words: Sequence[str
 
 
 def byte_level(front: str = "", behind: str = "") -> PreTrainedTokenizerFast:
-    """As of GPT-2, every byte a token of its own; one token begins and ends texts."""
+    """Like GPT-2's: every byte is a token, and the same token begins and ends texts."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = {token: number for number, token in enumerate(["<|end|>", *alphabet])}
     core = Tokenizer(models.BPE(ids, []))
@@ -48,7 +48,7 @@ def byte_level(front: str = "", behind: str = "") -> PreTrainedTokenizerFast:
 
 
 def bert_like() -> PreTrainedTokenizerFast:
-    """As of BERT: lower case, pieces of words, [CLS] in front and [SEP] behind, no begin token."""
+    """Like BERT's: lower case, pieces of words, [CLS] before and [SEP] after the text, no begin token."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *map(str.lower, WORDS), "##s", *".,:?'"]
     ids = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     core = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))

@@ -21,7 +21,7 @@ def outsider() -> subprocess.Popen[str]:
     """Starts a process without the token that tries for 20 seconds to join this cluster."""
     import ray
 
-    # With this Ray takes 127.0.0.1 as it is; else it would look for the cluster at another address of this machine.
+    # With this setting, Ray uses 127.0.0.1 as given; otherwise it would try another address of this machine.
     own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     environment = {name: value for name, value in os.environ.items() if name != TOKEN} | own
     command = [sys.executable, "-c", JOIN, ray.get_runtime_context().gcs_address]
@@ -40,7 +40,7 @@ def listening() -> list[tuple[str, str]]:
     """(process, address) of every listening socket of this process and its descendants."""
     sockets = []
     for process in family():
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error):  # the process has just ended
             for one in process.net_connections(kind="inet"):
                 if one.status == psutil.CONN_LISTEN or (one.status == psutil.CONN_NONE and not one.raddr):
                     sockets.append((process.name(), one.laddr.ip))

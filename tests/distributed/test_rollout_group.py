@@ -120,7 +120,7 @@ def test_a_busy_replica_gets_no_more_than_it_can_queue(tmp_path: Any) -> None:
     check(group.collect(group.submit(prompts("3", *["0.02"] * 15), SAMPLING)), 16)
     shares = [replica for replica, _ in served(tmp_path)]
     slow = dict(reversed([(prompt, replica) for replica, prompt in served(tmp_path)]))[0]
-    assert shares.count(slow) <= 4  # 4 sequences at once and 4 waiting, two to a prompt
+    assert shares.count(slow) <= 4  # 4 sequences running and 4 queued, two per prompt
     assert len(shares) == 16
 
 

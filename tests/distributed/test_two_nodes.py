@@ -113,10 +113,10 @@ def available_gpus(expected: float) -> float:
 def two_hosts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, list[str]]]:
-    """Ray nodes that cannot reach each other's loopback: (the head's address, what to put before a command to run there).
-    The second one finds the folder `own` of `tmp_path` empty.
+    """Two Ray nodes: (the head's address, the prefix that runs a command on the head's host).
 
-    In network namespaces where they may be made here; else both with the address of this machine.
+    If network namespaces are permitted, each node has its own, so the nodes cannot reach each other's loopback, and the
+    second node sees `tmp_path/own` as an empty folder. Otherwise both nodes have this machine's address.
     """
     from ray.cluster_utils import Cluster
 
@@ -127,7 +127,7 @@ def two_hosts(
         yield cluster.address, []
         cluster.shutdown()
         return
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # what `ray start` chooses depends on the files of the user
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # the default of `ray start` depends on the user's files
     try:
         (tmp_path / "own").mkdir()
         yield start_nodes(names, str(tmp_path_factory.mktemp("ray")), tmp_path / "own"), ["ip", "netns", "exec", names[0]]
@@ -144,9 +144,9 @@ GUIDE = re.findall(r"^(?:ray|tandem) .*$", (Path(__file__).parents[2] / "docs" /
 
 
 def start_nodes(names: list[str], folder: str, hidden: Path) -> str:
-    """Joins two network namespaces by a cable, with a Ray node of 1 CPU in each; the head's address.
+    """Connects two network namespaces and starts a Ray node with 1 CPU in each; returns the head's address.
 
-    `ip netns exec` gives a command its own view of mounts, in which a folder can be `hidden`.
+    `ip netns exec` runs a command in its own mount namespace, in which an empty file system covers the folder `hidden`.
     """
 
     def do(command: str) -> None:
@@ -191,5 +191,5 @@ def test_ppo_across_two_hosts(two_hosts: tuple[str, list[str]], tiny_path: str, 
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert [step["step"] for step in steps] == [0, 1, 2]
-    assert steps[-1]["rollout/logprob_gap"] < 1e-4  # the replicas hold what was trained
+    assert steps[-1]["rollout/logprob_gap"] < 1e-4  # the replicas hold the trained weights
     assert steps[-1]["policy/version"] == 2

@@ -187,7 +187,7 @@ def save(path: str, weights: dict[str, Tensor], folder: Path) -> None:
     own = dict(model.named_parameters())
     assert own.keys() == weights.keys()
     for name, tensor in weights.items():
-        assert tensor.shape == own[name].shape  # no shard, no empty tensor
+        assert tensor.shape == own[name].shape  # not a shard or an empty tensor
         own[name].data.copy_(tensor)
     model.save_pretrained(folder)
     load_tokenizer(path).save_pretrained(folder)

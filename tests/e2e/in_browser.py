@@ -14,7 +14,7 @@ import pytest
 
 from tandem.launch.views.palette import COLOURS
 
-# What is drawn outside its figure, or over another text of it, as the title of the page.
+# Puts into the page's title which texts lie outside their figure or overlap another text.
 LOOK = """<script>
 let bad = [];
 for (const svg of document.querySelectorAll("svg")) {
@@ -33,7 +33,7 @@ for (const svg of document.querySelectorAll("svg")) {
 document.title = JSON.stringify({bad, wide: document.documentElement.scrollWidth > innerWidth});
 parent.postMessage(document.title, "*");
 </script>"""
-NARROWEST = 500  # window of a headless Chromium; a narrower page is looked at in a frame
+NARROWEST = 500  # the smallest window of headless Chromium; a narrower page is shown in a frame
 FRAME = """<title></title><script>onmessage = (message) => { document.title = message.data; };</script>
 <iframe src="page.html" width="%d" height="1000" style="border: 0"></iframe>"""
 

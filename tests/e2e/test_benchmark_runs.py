@@ -46,7 +46,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = benchmark(repo, *ARGUMENTS, f"out={folder}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2/4  grpo_4 seed 0 finished" in done.stdout
-    assert "seed 1" not in done.stdout  # how they ended is known
+    assert "seed 1" not in done.stdout  # these runs have a result already
     return folder
 
 
@@ -76,7 +76,7 @@ def test_the_critic_is_what_its_tensors_say(results: dict[str, Any]) -> None:
     assert 0.1 < arms["ppo_4"]["critic_share"]["value"] < 0.9
     actor, critic = (arms["ppo_4"]["memory"][role] for role in ("actor", "critic"))
     assert actor["weights"] == 4 * results["model"]["parameters"]
-    assert critic["weights"] == actor["weights"] + 4 * (64 + 1)  # the same body, and the head of a value
+    assert critic["weights"] == actor["weights"] + 4 * (64 + 1)  # the actor's body and a value head
     assert critic["gradients"] == critic["weights"]
 
 

@@ -55,7 +55,7 @@ def records(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return metrics, json.loads((folder / "summary.json").read_text())
 
 
-# A random model earns nothing, so an entropy bonus is what moves the policy here.
+# A random model earns no reward, so an entropy bonus changes the policy here.
 PPO = ("algo=ppo", "run.steps=2", "algo.kl_loss_coef=0.01", "algo.entropy_coef=0.1", "placement.threads_per_rank=1")
 
 
@@ -75,7 +75,7 @@ def test_ppo_leaves_its_records(ppo: Path) -> None:
     assert "eval/addition/greedy" in metrics[0]
     assert "eval/addition/greedy" in metrics[2]
     first, last = metrics[1], metrics[2]
-    assert first["policy/kl"] < 1e-6  # the reference is the first policy
+    assert first["policy/kl"] < 1e-6  # the reference is the initial policy
     assert last["policy/kl"] > 0
     assert first["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
     assert first["rollout/logprob_gap"] < 1e-4
@@ -152,7 +152,7 @@ def start(repo: Path, cache: str) -> Iterator[Starter]:
 
 
 def heeds_signals() -> None:
-    """A shell that runs a suite in the background ignores SIGINT, nohup ignores SIGHUP, and children inherit both."""
+    """Restores the default signal handlers: background shells ignore SIGINT, nohup ignores SIGHUP, and children inherit."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -226,7 +226,7 @@ def test_signals_while_ray_starts_or_workers_load(
         now = {child.pid: child for child in family(process)}
         children |= now
         for child in now.values():
-            with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # the child has just ended
                 if seen in child.name():
                     due = min(due, time.monotonic())
         if signals and time.monotonic() >= due:

@@ -1,4 +1,4 @@
-"""The guides in `docs/`: every command and every block of Python on a page is run, on a small scale.
+"""Runs every command and every block of Python of the guides in `docs/`, on a small scale.
 
 `tests/distributed/test_two_nodes.py` runs the commands for several hosts.
 """

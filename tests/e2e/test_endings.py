@@ -60,8 +60,8 @@ def terminate() -> None:
 
 
 PLACES = {
-    "generate": (RolloutWorker, "generate", 6, 2),  # an evaluation before training, then one a step
-    "score": (RewardRank, "submit", 11, 2),  # a call for each prompt, 4 a step
+    "generate": (RolloutWorker, "generate", 6, 2),  # an evaluation before training, then one per step
+    "score": (RewardRank, "submit", 11, 2),  # one call per prompt, 4 per step
     "infer": (CriticWorker, "values", 3, 2),
     "update_critic": (CriticWorker, "update", 3, 3),
     "update_actor": (ActorWorker, "update", 3, 3),
@@ -69,7 +69,7 @@ PLACES = {
     "evaluate": (Evaluation, "run", 4, 3),
     "record": (Recorder, "step", 3, 3),
 }
-"""What runs in which call, and the last step that is done then."""
+"""For each phase: the function to interrupt, the number of the call, and the last step completed by then."""
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -116,7 +116,9 @@ MOMENTS: dict[str, tuple[Any, str, str | None, int | None]] = {
     "ending the roles": (RewardRank, "close", "finished", 0),
     "closing the records": (Recorder, "close", "finished", 0),
 }
-"""What runs at a moment, and the status and exit code that come of it; None: no records, the signal's code."""
+"""For each moment: the function to interrupt, and the expected status (None: no records) and exit code (None: the
+signal's code).
+"""
 
 
 @pytest.mark.parametrize(("number", "again", "moment"), zip(cycle(CODES), cycle([False, True]), MOMENTS))
@@ -159,7 +161,7 @@ def test_two_signals_soon_after_each_other(
     """Whenever the second signal arrives, the run can be resumed."""
     second = threading.Timer(apart_s, terminate)
     on_call(monkeypatch, ActorWorker, "update", 2, lambda: (terminate(), second.start()))
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)  # the second may come when the run has ended
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)  # the second may come after the run has ended
     try:
         assert train(tiny_path, tmp_path, *PPO, "checkpoint.every=1") == 143
         second.join()
@@ -293,7 +295,7 @@ def test_a_run_whose_folder_was_deleted_does_not_end_well(
     said = capfd.readouterr()
     assert "metrics.jsonl was deleted while the run wrote to it" in said.err
     assert "finished; records in" in said.out
-    assert summary(tmp_path)["steps"] == 4  # what could still be written
+    assert summary(tmp_path)["steps"] == 4  # the summary could still be written
 
 
 def test_each_part_of_the_outputs_is_closed_on_its_own(
@@ -389,7 +391,7 @@ def test_what_the_next_step_fails_on_is_passed_over(
     assert "resuming after step 1" in capfd.readouterr().out
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
     marked = [path.parent.name for path in (tmp_path / "r" / "checkpoints").glob("*/suspect.json")]
-    assert marked == []  # step 2 was written anew
+    assert marked == []  # step 2 was written again
 
 
 def test_a_suspect_checkpoint_can_be_asked_for_by_name(
@@ -418,6 +420,6 @@ def test_an_epoch_is_one_pass_over_the_data(tiny_path: str, tmp_path: Path, surp
         step["data/epoch"] == pytest.approx(sum(s["sampling/rounds"] for s in steps[: n + 1]) / 3)
         for n, step in enumerate(steps)
     )
-    assert saved(tmp_path)[-1] == steps[-1]["step"]  # the last step is known as the last
+    assert saved(tmp_path)[-1] == steps[-1]["step"]  # the last step is saved
     assert train(tiny_path, tmp_path, *own) == 0
     assert records(tmp_path) == steps

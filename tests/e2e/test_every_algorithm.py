@@ -31,5 +31,5 @@ def test_held_out_accuracy_rises(tmp_path: Path, algo: str) -> None:
     steps = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     for step in steps[1:]:  # steps[0] is the evaluation before training
         assert step["samples/sampled"] == step["samples/trained"] + step["samples/filtered"] + step["samples/leftover"]
-    # A critic whose head is zero has no gradient below the head in its very first update.
+    # In the first update, a critic whose head is zero has no gradient below the head.
     assert all(step["update/unmoved_tensors"] == 0 for step in steps[2:])

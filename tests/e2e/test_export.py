@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a short run whose weights have moved; its tokenizer has a chat template."""
+    """The folder of a short run that has changed its weights; its tokenizer has a chat template."""
     from tandem.platform.config.schema import ModelConfig, TaskConfig, TinyConfig, WarmstartConfig
     from tandem.workers.models.tiny import prepare_tiny
     from tandem.workers.models.tokenizer import load_tokenizer
@@ -59,7 +59,7 @@ def test_what_is_exported_is_what_was_trained(trained: Path, tmp_path: Path) -> 
     assert tokenizer.apply_chat_template([{"role": "user", "content": "1+2"}], tokenize=False) == "1+2="
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == len(tokenizer)
     own = tmp_path / "own"
-    own.mkdir()  # as the umask wants it
+    own.mkdir()  # with the permissions of the umask
     (own / "file").touch()
     modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
     assert modes == {(own / "file").stat().st_mode}

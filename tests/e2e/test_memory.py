@@ -18,8 +18,9 @@ STEPS, SETTLED, MOST, SMALL = 200, 50, 0.02, 1.5 * 2**20
 
 
 def test_no_process_grows_over_many_steps(tiny_path: str, repo: Path, tmp_path: Path) -> None:
-    """Resident memory of every process of a run with all roles, checkpoints, samples and evaluations: at most 2 % more at
-    the end than after 50 steps. What of Ray is smaller than 50 MiB may grow by 1.5 MiB: its raylet, of 11, does by 1.
+    """Between step 50 and the end, no process of a run with all roles grows by more than 2 % in resident memory.
+
+    A small process may grow by up to 1.5 MiB: Ray's raylet, with 11 MiB, grows by 1 MiB.
     """
     overrides = [
         *("algo=ppo", "algo.kl_loss_coef=0.01", f"model.path={tiny_path}", f"run.steps={STEPS}", f"run.dir={tmp_path}"),

@@ -23,7 +23,7 @@ SETTINGS += [
     "tracking.console=none",
 ]
 SPACE = 640 << 20
-"""Bytes of address space beside what is taken before: about 17,000 tokens in one micro-batch need half as much again."""
+"""Bytes of address space that the run may add; a micro-batch of about 17,000 tokens needs half as much again."""
 CHILD = f"""
 import resource, sys
 import deepspeed, psutil, torch, transformers.models.qwen2.modeling_qwen2

@@ -52,7 +52,7 @@ def test_a_run_leaves_its_page(folder: Path) -> None:
         assert f">{title}" in text
     assert "log-prob gap" in text
     assert len(re.findall("<tr>", text)) > 8
-    # Nothing is fetched from anywhere.
+    # The page loads nothing from other addresses.
     assert not re.findall(r"""(?:src|href)="(?!#)|@import|url\((?!#)""", text)
 
 

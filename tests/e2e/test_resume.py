@@ -89,8 +89,9 @@ def test_going_on_is_going_straight(tiny_path: str, tmp_path: Path, kind: str) -
     summary = json.loads((tmp_path / "b" / "r" / "summary.json").read_text())
     assert (summary["steps"], summary["resumed_after"], summary["eval_first"]["step"]) == (6, 2, 0)
     if kind == "ppo":
-        assert straight[3]["kl/coef"] != straight[0]["kl/coef"]  # the controller's state matters here
-        assert straight[2]["policy/kl" if "policy/kl" in straight[2] else "kl/sampled"] > 0  # the reference stays the first
+        assert straight[3]["kl/coef"] != straight[0]["kl/coef"]  # so the state of the KL controller matters
+        # The reference is still the initial policy.
+        assert straight[2]["policy/kl" if "policy/kl" in straight[2] else "kl/sampled"] > 0
 
 
 def test_another_number_of_ranks_goes_on_with_the_next_prompts(tiny_path: str, tmp_path: Path, repo: Path) -> None:
@@ -99,7 +100,7 @@ def test_another_number_of_ranks_goes_on_with_the_next_prompts(tiny_path: str, t
     data.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(6)))
     alike = [*KINDS["grpo"], f"data.train={data}", "tracking.samples_every=1"]
     assert train(tiny_path, tmp_path / "a", *alike, "run.steps=6") == 0
-    assert train(tiny_path, tmp_path / "b", *alike, "run.steps=3") == 0  # twelve rows: two epochs are over
+    assert train(tiny_path, tmp_path / "b", *alike, "run.steps=3") == 0  # twelve rows: two full epochs
     more = [*SMALL[2:], *alike, f"model.path={tiny_path}", f"run.dir={tmp_path / 'b'}", "run.steps=6"]
     two = ["actor.ranks=2", "rollout.replicas=2", "cluster.num_cpus=2", "tracking.console=plain"]
     command = [sys.executable, "launch/main.py", *more, *two]
@@ -218,7 +219,7 @@ def test_evaluation_leaves_training_alone_and_is_told_with_its_step(tiny_path: s
     evaluated = [
         record["step"] for record in records(tmp_path / "b", every=True) if any(key.startswith("eval/") for key in record)
     ]
-    assert evaluated == [2, 2, 3]  # at the end of the first run, before the second goes on, at its end
+    assert evaluated == [2, 2, 3]  # at the end of the first run, when the second resumes, and at its end
 
 
 @pytest.mark.parametrize(

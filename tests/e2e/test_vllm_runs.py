@@ -12,7 +12,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-# Heads of 32 dimensions, the smallest that vLLM knows on a CPU. An entropy bonus moves a policy that earns nothing.
+# Heads have 32 dimensions, the smallest size that vLLM supports on a CPU. The policy earns no reward, so an entropy bonus
+# changes it.
 SMALL = (
     "model.warmstart.steps=0",
     "model.tiny.hidden_size=64",
@@ -31,7 +32,7 @@ SMALL = (
 
 def run(repo: Path, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(repo / "launch" / "main.py"), *SMALL, *overrides, f"run.dir={folder}", "run.name=r"]
-    # Fewer threads than Ray gives the replica, which every thread that computes has to know.
+    # Fewer threads than Ray gives the replica; every computing thread must use this limit.
     environment = {**os.environ, "TANDEM_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=repo, env=environment)
 
@@ -42,7 +43,7 @@ def test_vllm_samples_from_the_weights_that_are_trained(repo: Path, tmp_path: Pa
     steps = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
     assert all(step["rollout/logprob_gap"] < 1e-3 for step in steps[1:])
-    # Weights that never arrived would be 0.01 nats off by now at the least.
+    # The policy has changed by more than the tolerance of the gap, so missing weights would have been noticed.
     assert abs(steps[3]["policy/entropy"] - steps[1]["policy/entropy"]) > 0.01
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "finished"

@@ -18,7 +18,7 @@ from tandem.platform.experience.batch import Inferred, RolloutBatch, TrainBatch,
 
 BAD = (math.nan, math.inf, -math.inf, 100.0)
 ROWS, WIDTH, LONGEST = 12, 11, 9
-GROUPS = (7, 4, 7, 10**12 + 3, 4, 7, 4, 10**12 + 3, 7, 4, 5, 5)  # four of 7 and of 4, two, and two that are constant
+GROUPS = (7, 4, 7, 10**12 + 3, 4, 7, 4, 10**12 + 3, 7, 4, 5, 5)  # groups of 4, 4, 2 and 2; group 5 is constant
 
 # Every setting an estimator reads, at least once.
 SETTINGS: dict[str, list[AlgoConfig]] = {
@@ -44,7 +44,7 @@ VARIANTS = [(name, n) for name, variants in SETTINGS.items() for n in range(len(
 
 @dataclass(frozen=True)
 class Case:
-    """Samples and what the models say of them."""
+    """Samples, with the outputs of the models for them."""
 
     batch: RolloutBatch
     inferred: Inferred
@@ -64,7 +64,7 @@ def _mask(rng: np.random.Generator, scored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rewards(rng: np.random.Generator, seed: int, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(token rewards, step ends): rewards that tie in even seeds, any in odd ones; a constant group in any."""
+    """(token rewards, step ends); rewards tie for even seeds and are arbitrary for odd seeds; one group is constant."""
     ties = torch.from_numpy(rng.choice([-1, -0.5, 0, 0.25, 1], (ROWS, WIDTH)) * (rng.random((ROWS, WIDTH)) < 0.3)).float()
     rewards = torch.from_numpy(rng.normal(size=(ROWS, WIDTH))).float() if seed % 2 else ties
     ends = torch.from_numpy(rng.random((ROWS, WIDTH)) < 0.3) & mask
@@ -80,7 +80,7 @@ def _rewards(rng: np.random.Generator, seed: int, mask: Tensor) -> tuple[Tensor,
 
 
 def random_case(seed: int, bad: float = math.nan, scored_only: bool = False) -> Case:
-    """`bad` stands wherever nothing may be read."""
+    """A random case; `bad` is in every place that must not be read."""
     rng = np.random.default_rng(seed)
     scored = torch.from_numpy(rng.random(ROWS) > 0.15) | torch.tensor(scored_only)
     mask, lengths = _mask(rng, scored)
@@ -106,7 +106,7 @@ def random_case(seed: int, bad: float = math.nan, scored_only: bool = False) -> 
 
 
 def samples_of(case: Case) -> list[Sample]:
-    """The rows as the reference reads them."""
+    """The rows of a case in the form that the reference implementation reads."""
     batch, inferred = case.batch, case.inferred
     assert inferred.values is not None
     assert inferred.ref_logprobs is not None
@@ -133,7 +133,7 @@ def samples_of(case: Case) -> list[Sample]:
 
 
 def widened(case: Case, columns: int, filler: float) -> Case:
-    """The same rows with so many more columns of padding on the right."""
+    """The same rows with this many more columns of padding on the right."""
 
     def wide(tensor: Tensor) -> Tensor:
         pads = torch.zeros if tensor.dtype == torch.bool else lambda *shape: torch.full(shape, filler)
@@ -149,7 +149,7 @@ def widened(case: Case, columns: int, filler: float) -> Case:
 
 
 def train_case(seed: int, bad: float = math.nan) -> tuple[TrainBatch, Tensor, Tensor]:
-    """(a batch for the losses, new log-probs, entropies), log-ratios wide enough for every clip to act."""
+    """(a batch for the losses, new log-probs, entropies); the log-ratios are large enough that every clip acts."""
     rng = np.random.default_rng(seed)
     case = random_case(seed, bad)
     mask = case.batch.response_mask
@@ -172,7 +172,7 @@ def train_case(seed: int, bad: float = math.nan) -> tuple[TrainBatch, Tensor, Te
 
 
 def rows_of(batch: TrainBatch, entropy: Tensor) -> list[Row]:
-    """The rows of a batch for the losses as the reference reads them."""
+    """The rows of a batch for the losses, in the form that the reference implementation reads."""
     found = []
     for b, own in enumerate(batch.mask):
 

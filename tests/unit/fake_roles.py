@@ -24,7 +24,7 @@ from tandem.platform.loop.spans import Spans
 
 @dataclass
 class Log:
-    """What happened, in order."""
+    """The events of a run, in order."""
 
     events: list[str] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class FakeRewards:
 
 
 class FakeRollouts:
-    """Samples two tokens per response with the version of the weights at submission."""
+    """Samples two tokens per response, with the weight version at the time of submission."""
 
     def __init__(self, log: Log) -> None:
         self.log, self.version = log, -1
@@ -125,7 +125,7 @@ class FakeRollouts:
 
 @dataclass
 class Run:
-    """A driver with fake roles, and what came of it."""
+    """A driver with fake roles, and the results of its run."""
 
     config: Config
     log: Log
@@ -139,7 +139,7 @@ class Run:
 
 
 def make(estimator: str = "gae", steps: int = 2, kl: float = 0.0, evaluate: bool = False, **changes: Any) -> Run:
-    """A run of `steps` steps with 2 prompts of 2 samples; `changes` are staleness, warmup, every, epochs, minibatches."""
+    """Runs `steps` steps with 2 prompts of 2 samples; `changes` sets staleness, warmup, every, epochs or minibatches."""
     config = Config(adv_estimator=estimator)
     config.data.prompts_per_step = config.rollout.samples_per_prompt = 2
     config.algo.kl_loss_coef, config.algo.kl_reward_coef = kl, changes.get("kl_reward", 0.0)

@@ -85,7 +85,7 @@ def _peers(sample: Sample, samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _per_response(samples: Sequence[Sample], advantage: Callable[[Sample, list[Sample]], float]) -> list[Numbers]:
-    """Every token gets its response's advantage: 0 if not scored, without a peer, or if all peers have one outcome."""
+    """Gives every token its response's advantage: 0 if it is unscored, has no peer, or all peers have the same outcome."""
     found = []
     for sample in samples:
         peers = _peers(sample, samples)
@@ -153,7 +153,7 @@ def rewards_to_go(samples: Sequence[Sample], algo: AlgoConfig) -> list[Numbers]:
 
 
 def step_rewards(sample: Sample) -> list[tuple[int, float]]:
-    """(the token a step ends at, what its tokens earned) of each step."""
+    """(index of the last token, reward) of each step."""
     steps, start = [], 0
     for t, ends in enumerate(sample.ends):
         if ends:
@@ -206,7 +206,7 @@ def penalised(sample: Sample, algo: AlgoConfig) -> Sample:
 
 
 def kept_tokens(sample: Sample, algo: AlgoConfig) -> list[bool]:
-    """The tokens that count in the losses: of samples neither muted nor filtered, with a weight in range."""
+    """The tokens that count in the losses: tokens of samples that are not muted or filtered, with a weight in range."""
     if sample.muted or (algo.overlong_filter and sample.truncated):
         return [False] * len(sample.rewards)
     if algo.correction != "mask":

@@ -124,7 +124,7 @@ def value_loss(value: float, old: float, target: float, bound: float | None) -> 
 
 @dataclass(frozen=True)
 class Row:
-    """What the policy's objective reads of one response, per token that counts."""
+    """The inputs of the policy's objective for one response, with one entry per token that counts."""
 
     old: Numbers
     ref: Numbers

@@ -17,14 +17,14 @@ ORDER = (
 
 
 def room_of(module: str) -> str:
-    """`tandem.platform.loop.driver` -> `platform.loop`; a module that is in no room belongs to its folder."""
+    """The room of a module: `tandem.platform.loop.driver` -> `platform.loop`, or its top folder if it is in no room."""
     _, top, *rest = module.split(".")
     is_room = bool(rest) and (ROOT / top / rest[0]).is_dir()
     return f"{top}.{rest[0]}" if is_room else top
 
 
 def imports_of_rooms() -> dict[str, dict[str, list[str]]]:
-    """By room, the rooms that it imports, each with the files that do."""
+    """For each room, the rooms that it imports, each with the importing files."""
     found: dict[str, dict[str, list[str]]] = {}
     for top in ("platform", "workers", "launch"):
         for path in sorted((ROOT / top).rglob("*.py")):
@@ -38,7 +38,7 @@ def imports_of_rooms() -> dict[str, dict[str, list[str]]]:
 
 
 def picture() -> str:
-    """A line per room with those that it imports, the ground last."""
+    """A line per room with the rooms that it imports; the lowest room is last."""
     found = imports_of_rooms()
     lines = []
     for room in reversed(ORDER):

@@ -57,7 +57,7 @@ FILES: dict[str, Any] = {
 
 
 def write_run(folder: Path, files: dict[str, Any] = FILES) -> Path:
-    """Writes a run's folder; a text stands for the content of a file as it is."""
+    """Writes a run's folder; a string is written to its file unchanged."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def write_run(folder: Path, files: dict[str, Any] = FILES) -> Path:
 
 
 def as_text(name: str, content: Any) -> str:
-    """What a file of this name holds."""
+    """The text of a file with this name and content."""
     if isinstance(content, str):
         return content
     if name.endswith(".yaml"):
@@ -75,7 +75,7 @@ def as_text(name: str, content: Any) -> str:
 
 
 def planted(content: Any, change: Callable[[Any], Any], keys: bool = False) -> Iterator[tuple[str, Any]]:
-    """(place, copy of the content with that one value, or that one key, changed) for every place within it."""
+    """Yields (place, a copy of the content in which the value or key at this place is changed) for every place."""
     for place, holder, key in _places(content, ""):
         changed = copy.deepcopy(content)
         here = next(own for at, own, name in _places(changed, "") if at == place and name == key)

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says it takes to add something is all that it takes."""
+"""The steps in CONTRIBUTING.md are sufficient to add an estimator, an objective or a reward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def likelihood(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any, alg
 
 
 def test_an_estimator_outside_the_repository(tmp_path: Path) -> None:
-    """One file, and a setting that names it."""
+    """An estimator needs one file and a setting that names it."""
     file = tmp_path / "mine.py"
     file.write_text(
         "from tandem.platform.experience.batch import Credit\n"
@@ -41,7 +41,7 @@ def test_an_estimator_outside_the_repository(tmp_path: Path) -> None:
 
 
 def test_an_estimator_and_an_objective_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its function, its line in the registry, and a file in conf/algo: nothing else names it."""
+    """Each needs a function, a line in the registry and a file in conf/algo, and nothing else."""
     monkeypatch.setitem(ESTIMATORS, "constant", Estimator(constant, min_group=2))
     monkeypatch.setitem(POLICY_LOSSES, "likelihood", Objective(likelihood))
     config, given = compose(["adv_estimator=constant", "algo.policy_loss=likelihood"])
@@ -53,7 +53,7 @@ def test_an_estimator_and_an_objective_inside_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_reward_inside_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its function, and its line in the registry."""
+    """A reward needs a function and a line in the registry."""
 
     def short(sample: Sample) -> float:
         return 1.0 / (1 + len(sample.response))

@@ -31,7 +31,7 @@ def sources(repo: Path, folder: str) -> list[Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """Dotted names of all modules a file imports, inside functions too."""
+    """Dotted names of all modules that a file imports, including imports inside functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -79,7 +79,7 @@ def test_rooms_import_those_below_them() -> None:
 
 
 def test_the_schema_needs_no_torch() -> None:
-    """Help and mistakes on the command line answer before anything heavy is imported."""
+    """Help and error messages of the command line appear before any large library is imported."""
     modules = "tandem.platform.config.schema, tandem.launch.main, tandem.launch.compose.compose"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -99,7 +99,7 @@ def test_a_run_in_one_process_needs_no_ray(tmp_path: Path) -> None:
 
 
 def test_scripts_shadow_no_module(repo: Path) -> None:
-    """`python launch/main.py` puts launch/ first on sys.path, of every Ray worker too."""
+    """`python launch/main.py` puts launch/ first on sys.path, also in every Ray worker."""
     names = {path.stem for path in (repo / "launch").iterdir()} - {"__init__", "__pycache__"}
     installed = {path.name.removesuffix(".py") for path in Path(sysconfig.get_path("purelib")).iterdir()}
     assert not names & (set(sys.stdlib_module_names) | installed)
@@ -110,7 +110,7 @@ def test_packages_are_all_listed(repo: Path) -> None:
     there = {
         "tandem." + ".".join(path.parent.relative_to(repo).parts) for folder in FOLDERS for path in sources(repo, folder)
     }
-    assert set(listed) == {*there, "tandem.platform"}  # which holds its README alone
+    assert set(listed) == {*there, "tandem.platform"}  # contains only its README
 
 
 def test_choices_are_what_the_registries_hold() -> None:
@@ -122,13 +122,13 @@ def test_choices_are_what_the_registries_hold() -> None:
     known = {key: meta for key, _, meta in each_setting(Config())}
     assert REGISTRIES.keys() <= known.keys()
     assert not any(known[key]["choices"] for key in REGISTRIES)  # in one place
-    # platform cannot import what workers hold.
+    # platform cannot import from workers.
     assert set(known["rollout.engine"]["choices"]) == {"auto", *ENGINES}
     assert set(known["trainer.name"]["choices"]) == set(BACKENDS)
 
 
 def test_every_setting_is_read(repo: Path) -> None:
-    """A setting that no code reads is a promise not kept."""
+    """Every setting in the schema is read by some code."""
     from tandem.platform.config.schema import Config, each_setting
 
     folders = ("platform", "workers", "launch")
@@ -160,7 +160,7 @@ def test_files_and_functions_stay_small(repo: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_everything(repo: Path, tmp_path: Path) -> None:
-    """What an editable install finds by accident, a wheel must list."""
+    """An editable install also finds files that are not listed; a wheel must contain all of them."""
     checkout = tmp_path / "checkout"
     for folder in FOLDERS:
         shutil.copytree(repo / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -182,7 +182,7 @@ def test_the_wheel_holds_everything(repo: Path, tmp_path: Path) -> None:
 
 
 def check_installed(wheel: Path, folder: Path) -> None:
-    """What is installed from a wheel works in another folder, without the checkout."""
+    """Asserts that an installation from a wheel works in another folder, without the checkout."""
     place, elsewhere = folder / "site", folder / "elsewhere"
     elsewhere.mkdir()
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), str(wheel)]

@@ -34,7 +34,7 @@ def scores(*rewards: float | None) -> list[Score]:
 
 
 def batch_of(mask: Tensor, token_rewards: Tensor | None = None, **changes: Tensor) -> RolloutBatch:
-    """A batch with this response mask (B, T); unless said otherwise one group, scored, ended, full width."""
+    """A batch with this response mask (B, T); by default one group, all scored, none truncated, full width."""
     b, t = mask.shape
     fields: dict[str, Tensor] = {
         "tokens": torch.arange(b * t).reshape(b, t) % 7,

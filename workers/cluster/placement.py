@@ -249,8 +249,8 @@ def _now_fitting(request: Request) -> str:
     return f": the free resources are enough for {' or for '.join(fitting)}" if fitting else ""
 
 
-def _held(own: str) -> str:
-    """Describes what the placement group `own` asks for, what is free, and who holds the rest."""
+def _held(name: str) -> str:
+    """Describes what the placement group `name` asks for, what is free, and who holds the rest."""
     import ray
 
     free, total = ray.available_resources(), ray.cluster_resources()
@@ -259,7 +259,7 @@ def _held(own: str) -> str:
     asked = {"CPU": 0.0, "GPU": 0.0}
     for group in ray.util.placement_group_table().values():
         amounts = {kind: sum(bundle.get(kind, 0.0) for bundle in group["bundles"].values()) for kind in rest}
-        if group["name"] == own:
+        if group["name"] == name:
             asked = amounts
         elif group["state"] == "CREATED":
             holders.append(f"{group['name'] or 'a placement group without a name'} holds {_amounts(amounts)}")

@@ -60,22 +60,22 @@ def own_device_indices() -> list[int]:
     return device_indices(assigned, visible, noset)
 
 
-def device_indices(given: Sequence[str], visible: str | None, noset: bool) -> list[int]:
+def device_indices(assigned: Sequence[str], visible: str | None, noset: bool) -> list[int]:
     """Indices of the assigned devices among the visible devices.
 
     Ray hides all other devices from a process unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set. In that case all
     devices of the node are visible, or those in CUDA_VISIBLE_DEVICES.
 
     Args:
-        given: Ray's ids of the assigned devices; none outside Ray. visible: CUDA_VISIBLE_DEVICES. noset: whether
+        assigned: Ray's ids of the assigned devices; none outside Ray. visible: CUDA_VISIBLE_DEVICES. noset: whether
             RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
     """
     if not noset:
-        return list(range(len(given)))
+        return list(range(len(assigned)))
     if visible is None:
-        return [int(name) for name in given]
+        return [int(name) for name in assigned]
     there = [name.strip() for name in visible.split(",")]
-    return [there.index(name) for name in given if name in there]
+    return [there.index(name) for name in assigned if name in there]
 
 
 def process_id(worker: Any) -> int:

@@ -34,11 +34,11 @@ class _ResidentGroup(_Group):
     """The ranks of a role with a model that can leave its device."""
 
     def offload(self) -> None:
-        """Moves the models into host memory."""
+        """Moves the models to host memory."""
         self.ranks.wait("offload", [rank.offload.remote() for rank in self.ranks.handles])
 
     def onload(self) -> None:
-        """Moves them back."""
+        """Moves the models back to their devices."""
         self.ranks.wait("onload", [rank.onload.remote() for rank in self.ranks.handles])
 
 
@@ -52,7 +52,7 @@ class _TrainedGroup(_ResidentGroup):
         return add_totals(self.ranks.wait("update", refs))
 
     def _shares(self, minibatches: Sequence[TrainBatch]) -> list[list[TrainBatch]]:
-        """By rank, its part of every mini-batch."""
+        """For each rank, its part of every mini-batch."""
         shares: list[list[TrainBatch]] = [[] for _ in self.ranks.handles]
         for minibatch in minibatches:
             rows = balance(minibatch.rollout.lengths.tolist(), len(self.ranks))
@@ -61,19 +61,19 @@ class _TrainedGroup(_ResidentGroup):
         return shares
 
     def state_parts(self) -> Iterator[Mapping[str, Tensor]]:
-        """Weights and optimizer, as whole tensors by name, in parts."""
+        """Yields the weights and the optimizer state in parts: unsharded tensors by name."""
         [count, *_] = self.ranks.wait("begin_state", [rank.begin_state.remote() for rank in self.ranks.handles])
         for _ in range(count):
             [part, *_] = self.ranks.wait("next_state", [rank.next_state.remote() for rank in self.ranks.handles])
             yield part.unpack()
 
     def state_facts(self) -> list[Facts]:
-        """What every rank keeps besides."""
+        """One entry per rank: its optimizer steps so far, and the states of its random generators."""
         facts = self.ranks.wait("state_facts", [rank.state_facts.remote() for rank in self.ranks.handles])
         return [fact for [fact] in facts]
 
     def load_state(self, parts: Iterable[Mapping[str, Tensor]], facts: Sequence[Facts]) -> None:
-        """Goes on from what the two gave, perhaps on another number of ranks."""
+        """Restores the results of `state_parts` and `state_facts`; the number of ranks may differ."""
         self.ranks.wait("begin_load", [rank.begin_load.remote(list(facts)) for rank in self.ranks.handles])
         for part in parts:
             packed = ray.put(ObjectStore().send(dict(part)))
@@ -85,7 +85,7 @@ class ActorGroup(_TrainedGroup):
     """The `Actor` protocol over data-parallel ranks.
 
     Args:
-        channel: how weights get to the replicas, shared with their group.
+        channel: how weights get to the replicas; shared with the rollout group.
     """
 
     def __init__(self, ranks: Ranks, channel: WeightChannel | None = None) -> None:
@@ -97,16 +97,16 @@ class ActorGroup(_TrainedGroup):
         return _logprobs(self.ranks, batch)
 
     def gradient_noise(self, halves: Sequence[TrainBatch]) -> Totals:
-        """How much the gradients of two halves of a batch differ; nothing is moved."""
+        """How much the gradients of the two halves of a batch differ; changes no weights."""
         shares = self._shares(halves)
         refs = [rank.gradient_noise.remote(share) for rank, share in zip(self.ranks.handles, shares, strict=True)]
         return add_totals(self.ranks.wait("gradient_noise", refs))
 
     def weight_buckets(self, verify: bool = True, shared: bool = False) -> Iterator[Sequence[Any]]:
-        """The weights in buckets, each as references by rank; tensors go from the actor to the engines, not through here.
+        """Yields the weights in buckets, each as one Ray reference per rank; the tensors do not pass through this process.
 
         Args:
-            shared: sends them inside the calls, even if the channel is open.
+            shared: sends the weights inside the Ray calls, even if the channel is open.
         """
         in_calls = shared or not self._channel.is_open
         refs = [rank.begin_export.remote(verify, in_calls) for rank in self.ranks.handles]
@@ -118,7 +118,7 @@ class ActorGroup(_TrainedGroup):
         self.ranks.wait("end_export", [self.ranks.handles[0].end_export.remote()])
 
     def weight_checksums(self) -> dict[str, int]:
-        """Checksum of every tensor that `weight_buckets` gave last; nothing if it did not verify."""
+        """Checksum of every tensor of the last `weight_buckets`; empty if called with verify=False."""
         [checksums] = self.ranks.wait("weight_checksums", [self.ranks.handles[0].weight_checksums.remote()])
         return dict(checksums)
 
@@ -127,7 +127,7 @@ class ReferenceGroup(_ResidentGroup):
     """The `Reference` protocol over independent ranks."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
-        """(B, T) float32, as `ActorGroup.logprobs`."""
+        """(B, T) float32 log-probs of the sampled tokens, as `ActorGroup.logprobs`."""
         return _logprobs(self.ranks, batch)
 
 
@@ -135,7 +135,7 @@ class CriticGroup(_TrainedGroup):
     """The `Critic` protocol over data-parallel ranks."""
 
     def values(self, batch: RolloutBatch) -> Values:
-        """Value of every prefix."""
+        """The value of every prefix."""
         rows = balance(batch.lengths.tolist(), len(self.ranks))
         refs = [rank.values.remote(part) for rank, part in zip(self.ranks.handles, batch.split(rows), strict=True)]
         parts = self.ranks.wait("values", refs)
@@ -143,10 +143,10 @@ class CriticGroup(_TrainedGroup):
 
 
 class RewardGroup(_Group):
-    """The `Rewards` protocol over one worker, which has processes of its own; one that dies is replaced.
+    """The `Rewards` protocol over one worker, which has its own processes. A worker that dies is replaced.
 
     Args:
-        start: starts a new worker, and says where it runs.
+        start: starts a new worker, and returns where it runs.
     """
 
     def __init__(self, ranks: Ranks, start: Callable[[int], Home] | None = None) -> None:
@@ -166,7 +166,7 @@ class RewardGroup(_Group):
         return method, list(rollouts), getattr(self.ranks.handles[0], method).remote(list(rollouts))
 
     def collect(self, ticket: Any) -> list[Score]:
-        """One score per rollout of the ticket, in order. Scoring has no state: what a dead worker had is scored again."""
+        """One score per rollout of the ticket, in order. If the worker dies, a new worker scores the rollouts again."""
         method, rollouts, ref = ticket
         while True:
             owner = self.ranks.handles[0]
@@ -180,7 +180,7 @@ class RewardGroup(_Group):
                 _, _, ref = self._submit(method, rollouts)
 
     def verify(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """One score per rollout, in order, with what the verifier says among its parts."""
+        """One score per rollout, in order; its parts include the verifier's result."""
         return self.collect(self._submit("verify", rollouts))
 
     def memory(self) -> dict[str, int]:
@@ -192,7 +192,7 @@ class RewardGroup(_Group):
             return super().memory()
 
     def _is_alive(self, handle: Any) -> bool:
-        """Whether the death was that of a worker which has been replaced since."""
+        """Whether the worker answers. If it does, the reported death was that of its predecessor."""
         try:
             self.ranks.wait_for("memory", 0, handle.memory.remote())
         except WorkerDied as death:
@@ -204,7 +204,7 @@ class RewardGroup(_Group):
     def _replace(self, death: WorkerDied) -> None:
         assert self._start is not None, "a worker that can be spawned can be started"
         while True:
-            self.ranks.replace(0, death)  # which says how often
+            self.ranks.replace(0, death)  # raises when no restarts are left
             try:
                 self.ranks.homes[0] = self._start(0)
                 return
@@ -213,7 +213,7 @@ class RewardGroup(_Group):
 
 
 def in_order(rows: Sequence[Sequence[int]], parts: Sequence[Tensor]) -> Tensor:
-    """The parts of a split batch put back in the order of its rows."""
+    """Joins the parts of a split batch in the order of the batch's rows."""
     joined = torch.cat(list(parts))
     order = torch.tensor([row for part in rows for row in part])
     result = torch.empty_like(joined)

@@ -1,4 +1,4 @@
-"""`cluster=inline`: the roles in this process, one rank each, without Ray. A debugger can step through everything."""
+"""`cluster=inline`: all roles run in this process, one rank each, without Ray, so a debugger can step through them."""
 
 from __future__ import annotations
 

@@ -31,12 +31,13 @@ class Home:
 
     node: str  # address
     node_id: str = ""
-    pid: int | None = None  # None until it has started
+    pid: int | None = None  # None until the worker has started
 
 
 class Watch:
-    """Checks idle ranks while the driver waits for other calls. Otherwise a rank that dies between two of its calls would
-    go unnoticed until the next call.
+    """Checks idle ranks while the driver waits for other calls.
+
+    Without these checks, a rank that dies between two of its calls would go unnoticed until the next call.
     """
 
     def __init__(self) -> None:

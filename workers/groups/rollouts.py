@@ -21,21 +21,21 @@ from tandem.workers.groups.ranks import Home, Ranks, WorkerDied
 from tandem.workers.groups.weights import WeightChannel
 from tandem.workers.sync.checksums import compare_checksums
 
-QUEUED = 2  # an engine has so many times what it runs at once: it never waits for the next prompt
+QUEUED = 2  # a replica gets up to this many times its capacity, so its engine never waits for the next prompt
 
 
 class State(Enum):
-    """What a replica is good for. `RolloutGroup._to` holds it to these transitions:
+    """The state of a replica. `RolloutGroup._to` allows only these transitions:
 
     event                                                    from             to
     its process ends                                         any              DEAD
-    a process is started in its place                        DEAD             STALE
+    a new process replaces it                                DEAD             STALE
     it misses a bucket of weights                            HEALTHY          STALE
     it has received all current weights                      STALE            HEALTHY
     """
 
     HEALTHY = "healthy"  # holds the current weights
-    STALE = "stale"  # alive, without the current weights
+    STALE = "stale"  # alive, but does not hold the current weights
     DEAD = "dead"
 
 
@@ -44,13 +44,13 @@ class _Replica:
     """One replica as the group sees it."""
 
     state: State = State.HEALTHY
-    death: WorkerDied | None = None  # of a dead one
-    loading: Any = None  # the reference to its answer, while a bucket of weights is on its way to it
+    death: WorkerDied | None = None  # set while the replica is dead
+    loading: Any = None  # while a bucket of weights is being sent to the replica: the reference to the result
 
 
 @dataclass
 class Ticket:
-    """Prompts being sampled; `results` by the prompt's place."""
+    """Prompts being sampled, and the results so far, keyed by the prompt's index."""
 
     prompts: Sequence[Prompt]
     sampling: Sampling
@@ -71,7 +71,7 @@ class _Job:
 
     @property
     def tokens(self) -> int:
-        """The most that may have to be computed."""
+        """The largest number of tokens this job may need to compute."""
         sampling = self.ticket.sampling
         return sum(len(self.ticket.prompts[place].ids) + sampling.samples * sampling.max_tokens for place in self.places)
 
@@ -82,7 +82,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Call:
-    """A job that a replica has been given."""
+    """A job that a replica is running."""
 
     rank: int
     handle: Any
@@ -93,9 +93,9 @@ class RolloutGroup:
     """The `Rollouts` protocol over replicas.
 
     Args:
-        capacity: sequences that a replica runs at once.
-        continuous: whether a replica accepts new prompts while it runs others; each prompt then goes alone.
-        source: the trainer's ranks, from which a new replica receives its weights.
+        capacity: how many sequences a replica runs at once.
+        continuous: whether a replica accepts new prompts while it runs others; each call then has one prompt.
+        source: the trainer's ranks, which send a new replica its weights.
         start: starts a new replica, and returns where it runs.
         channel: how weights get to the replicas.
     """
@@ -132,7 +132,7 @@ class RolloutGroup:
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Ticket:
         """Queues prompts for sampling with the current weights; returns the ticket for `finished` and `collect`."""
-        self._recover()  # a replica that died asleep has not been replaced yet, and may be the only one
+        self._recover()  # a replica that died while asleep has not been replaced yet, and may be the only replica
         ticket = Ticket(prompts, sampling)
         size = 1 if self.continuous else max(1, min(self.capacity // sampling.samples, -(-len(prompts) // len(self.ranks))))
         places = range(len(prompts))
@@ -141,29 +141,30 @@ class RolloutGroup:
         return ticket
 
     def finished(self, ticket: Ticket) -> Iterator[tuple[int, list[Rollout]]]:
-        """(place of a prompt, its samples), each as soon as it is there.
+        """Yields (index of a prompt, its samples) as soon as each prompt is finished.
 
         Raises:
             WorkerFailed: a replica hangs, raised, or died too often.
         """
-        given: set[int] = set()
+        yielded: set[int] = set()
         while True:
-            for place in sorted(ticket.results.keys() - given):
-                given.add(place)
+            for place in sorted(ticket.results.keys() - yielded):
+                yielded.add(place)
                 yield place, ticket.results[place]
             if ticket.is_complete:
                 return
             self._advance()
 
     def collect(self, ticket: Ticket) -> list[Rollout]:
-        """Waits for a ticket: the samples of each prompt side by side, in order of the prompts."""
+        """Waits for a ticket, and returns all samples in order of the prompts."""
         results = dict(self.finished(ticket))
         return [rollout for place in sorted(results) for rollout in results[place]]
 
     def begin_weights(self) -> None:
-        """Prepares for new weights: replaces dead replicas, and connects those that have been started since the last ones.
+        """Prepares for new weights: replaces dead replicas and opens the weight channel if it is closed.
 
-        If connecting fails because another end is lost, these weights travel inside the calls; the next ones try again.
+        If the channel does not open because an end is lost, these weights travel inside the Ray calls. The channel is tried
+        again for the next weights.
         """
         self._recover()
         try:
@@ -172,20 +173,20 @@ class RolloutGroup:
             self._note_death(death)
             self._recover()
         except WorkerFailed:
-            pass  # an end is busy, or lost without notice: the next call to it reports that
+            pass  # an end is busy or lost; the next call to that end reports the failure
 
     def load_weights(self, bucket: Sequence[Any]) -> None:
-        """Sends one bucket of new weights to every replica, after the previous bucket has arrived everywhere."""
+        """Sends one bucket of new weights to every replica, once every replica has received the previous bucket."""
         self._await_loading()
         for rank in self._in(State.HEALTHY, State.STALE):
             part = bucket[self._channel.sender_of(rank)]
             self._replicas[rank].loading = self.ranks.handles[rank].load_weights.remote(part)
 
     def finish_weights(self, version: int, checksums: Mapping[str, int]) -> None:
-        """Declares the weights complete; a replica that died or missed a bucket meanwhile receives these weights again.
+        """Declares the weights complete. A replica that died or missed a bucket meanwhile receives these weights again.
 
         Raises:
-            WeightSyncError: a replica does not hold what was sent; names the first tensor.
+            WeightSyncError: a replica does not hold the weights that were sent; names the first tensor that differs.
         """
         self._await_loading()
         self._version = version
@@ -193,22 +194,22 @@ class RolloutGroup:
         self._recover()
 
     def abandon(self) -> None:
-        """Ends the replicas, whatever they sample."""
+        """Ends the replicas, even while they sample."""
         kill(self.ranks)
         self._queue.clear()
         self._running.clear()
 
     def sleep(self) -> None:
-        """Frees the devices' memory; nothing may be under way."""
+        """Frees the devices' memory; no call may be running."""
         assert not self._running, "replicas that sample cannot sleep"
         self._everywhere("sleep", [handle.sleep.remote() for handle in self.ranks.handles])
 
     def wake(self, what: str) -> None:
-        """Takes it back: first for "weights", then for the "cache"."""
+        """Reclaims device memory; call it first for "weights", then for the "cache"."""
         self._everywhere("wake", [handle.wake.remote(what) for handle in self.ranks.handles])
 
     def _everywhere(self, call: str, refs: Sequence[Any]) -> None:
-        """Waits for all replicas; a dead one is replaced when it gets its next weights, and starts awake."""
+        """Waits for all replicas. A dead replica is replaced before the next weights; its replacement starts awake."""
         for rank, ref in enumerate(refs):
             self._await(call, rank, ref)
 
@@ -222,7 +223,7 @@ class RolloutGroup:
         return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
 
     def _advance(self) -> None:
-        """Waits for one running call, takes its result, and hands out what is queued."""
+        """Waits for one running call, stores its result, and dispatches queued jobs."""
         deadline = self.ranks.timeout_s
         assert self._running, "what is queued has been handed out"
         done, _ = self.ranks.watch.wait_any(list(self._running), deadline)
@@ -247,11 +248,11 @@ class RolloutGroup:
         self._queue.extendleft(reversed(lost))
         if call.handle is self.ranks.handles[call.rank]:
             self._to(State.DEAD, call.rank, death)
-        self._dispatch()  # the others sample while it is replaced
+        self._dispatch()  # the other replicas sample while this one is replaced
         self._recover()
 
     def _recover(self) -> None:
-        """Makes every replica healthy: starts a process in the place of each dead one, and sends stale ones the weights."""
+        """Makes every replica healthy: starts a new process for each dead replica, and sends stale replicas the weights."""
         if not self._in(State.DEAD, State.STALE):
             return
         assert self._start is not None, "replicas that can be spawned can be started"
@@ -261,13 +262,13 @@ class RolloutGroup:
                 self._restart(rank)
             if stale := self._in(State.STALE):
                 self._send_again(stale)
-        self._channel.close()  # until the next weights: opening it waits for all replicas, and others may be sampling
+        self._channel.close()  # until the next weights, because opening waits for all replicas and some may be sampling
 
     def _restart(self, rank: int) -> None:
-        """Starts a process in the place of a dead one; it stays dead if the new one dies too.
+        """Starts a new process for a dead replica. If the new process dies too, the replica stays dead.
 
         Raises:
-            WorkerDied: it has been replaced too often.
+            WorkerDied: no restarts are left.
         """
         assert self._start is not None, "checked by `_recover`"
         death = self._replicas[rank].death
@@ -281,7 +282,7 @@ class RolloutGroup:
             self._to(State.STALE, rank)
 
     def _send_again(self, ranks: Sequence[int]) -> None:
-        """Sends the current weights to these replicas, inside the calls; those that survive it are healthy."""
+        """Sends the current weights to these replicas inside the Ray calls; replicas that survive become healthy."""
         assert self._source is not None, "checked by `_recover`"
         for bucket in self._source.weight_buckets(verify=True, shared=True):
             refs = {rank: self.ranks.handles[rank].load_weights.remote(bucket[0]) for rank in ranks if self._is_stale(rank)}
@@ -292,7 +293,7 @@ class RolloutGroup:
             self._to(State.HEALTHY, rank)
 
     def _finish(self, ranks: Sequence[int], checksums: Mapping[str, int]) -> None:
-        """Declares the weights of these replicas complete, and compares what has arrived."""
+        """Declares the weights of these replicas complete, and compares the checksums."""
         refs = [(rank, self.ranks.handles[rank].finish_weights.remote(self._version)) for rank in ranks]
         for rank, ref in refs:
             arrived = self._await("finish_weights", rank, ref)
@@ -300,7 +301,7 @@ class RolloutGroup:
                 compare_checksums(checksums, arrived, f"rollout replica {rank}")
 
     def _dispatch(self) -> None:
-        """Hands queued jobs, in order, to the replica with the least work outstanding, as far as any has room."""
+        """Gives each queued job, in order, to the replica with the least outstanding work, while any replica has room."""
         while self._queue:
             job = self._queue[0]
             load = dict.fromkeys(self._in(State.HEALTHY, State.STALE), (0, 0))
@@ -318,14 +319,14 @@ class RolloutGroup:
             self._running[handle.generate.remote(prompts, job.ticket.sampling)] = _Call(rank, handle, job)
 
     def _await_loading(self) -> None:
-        """Waits for the bucket that is on its way; a replica that could not take it is stale."""
+        """Waits for the bucket in transit; a replica that missed the bucket becomes stale."""
         for rank, replica in enumerate(self._replicas):
             ref, replica.loading = replica.loading, None
             if ref is not None and self._await("load_weights", rank, ref) is False:
                 self._to(State.STALE, rank)
 
     def _await(self, what: str, rank: int, ref: Any) -> Any:
-        """The result of a call; None, and the replica is marked, if it has died."""
+        """The result of a call; if the replica has died, marks it as dead and returns None."""
         try:
             return self.ranks.wait_for(what, rank, ref)
         except WorkerDied as death:
@@ -333,19 +334,19 @@ class RolloutGroup:
             return None
 
     def _note_death(self, death: WorkerDied) -> None:
-        if death.role != self.ranks.role:  # of a role that is only watched, or that sends the weights
+        if death.role != self.ranks.role:  # a role that is only watched, or that sends the weights
             raise death
         self._to(State.DEAD, death.rank, death)
 
     def _in(self, *states: State) -> list[int]:
-        """The replicas in one of these states, in order."""
+        """The ranks of the replicas in one of these states, in order."""
         return [rank for rank, replica in enumerate(self._replicas) if replica.state in states]
 
     def _is_stale(self, rank: int) -> bool:
         return self._replicas[rank].state is State.STALE
 
     def _to(self, state: State, rank: int, death: WorkerDied | None = None) -> None:
-        """Changes the state of a replica, as the table of `State` allows."""
+        """Changes the state of a replica, as far as the table in `State` allows."""
         replica = self._replicas[rank]
         allowed = {State.STALE: (State.DEAD, State.HEALTHY, State.STALE), State.HEALTHY: (State.STALE,)}
         assert state is State.DEAD or replica.state in allowed[state], f"replica {rank}: {replica.state} to {state}"

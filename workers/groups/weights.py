@@ -1,4 +1,4 @@
-"""How weights get from the trainer's ranks to the rollout replicas: the state of this connection, in one place."""
+"""The connection that carries weights from the trainer's ranks to the rollout replicas."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from tandem.workers.sync.transports import Channel
 class WeightChannel:
     """The transport of a run's weights, shared by the actor group that sends and the rollout group that receives.
 
-    While it is closed, weights travel inside the calls, through Ray's object store. The transport `shared` never opens it.
+    While the channel is closed, weights travel inside the Ray calls, through Ray's object store. With `shared` as its
+    transport, the channel never opens.
 
     Args:
-        transport: as `trainer.weight_transport` was resolved.
-        senders: by replica, the trainer rank that sends its weights.
+        transport: the transport that `choose_transport` has chosen.
+        senders: for each replica, the trainer rank that sends its weights.
     """
 
     transport: str = "shared"
     senders: Sequence[int] = ()
     is_open: bool = field(default=False, init=False)
-    _openings: int = field(default=0, init=False)  # each needs a name of its own
+    _openings: int = field(default=0, init=False)  # makes the name of each opening unique
 
     def sender_of(self, replica: int) -> int:
         """The trainer rank that sends the weights of a replica."""
         return self.senders[replica] if self.senders else 0
 
     def open(self, trainer: Ranks, replicas: Ranks) -> None:
-        """Connects the sending trainer ranks with all replicas; does nothing if open, or if there is nothing to connect.
+        """Connects the sending trainer ranks with all replicas, unless the channel is open or the transport is `shared`.
 
         Raises:
             WorkerFailed: an end did not open; WorkerDied if its process ended.
@@ -39,7 +40,7 @@ class WeightChannel:
             return
         self._openings += 1
         [address] = trainer.wait("address", [trainer.handles[0].address.remote()])
-        # A quarter of the time of a call: an end that is lost is noticed before the calls that wait for it are given up.
+        # A quarter of the deadline of a call, so a lost end is noticed before the calls that wait for it time out.
         timeout_s, size = replicas.timeout_s / 4, 1 + len(replicas)
         channel = Channel(self.transport, 0, size, address, f"weights-{self._openings}", timeout_s)
         sending = trainer.handles[: 1 + max(self.senders, default=0)]
@@ -51,5 +52,5 @@ class WeightChannel:
         self.is_open = True
 
     def close(self) -> None:
-        """Sends weights inside the calls until the channel is opened again."""
+        """Makes weights travel inside the Ray calls until the channel is opened again."""
         self.is_open = False

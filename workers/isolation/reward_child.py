@@ -26,7 +26,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 class RewardChild:
-    """A reward process and our end of the socket to it."""
+    """A reward process and the pool's end of the socket to it."""
 
     def __init__(self, functions: Sequence[str], memory_mb: int, is_concurrent: bool, timeout_s: float) -> None:
         self.is_async: list[bool] = []  # by function, once the process is ready
@@ -39,7 +39,7 @@ class RewardChild:
                 stdin=theirs.fileno(),
                 stdout=2,  # the log
                 env={**inherited, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path},
-                start_new_session=True,  # no Ctrl-C
+                start_new_session=True,  # Ctrl-C does not reach it
             )
         self._start = {
             "functions": list(functions),
@@ -68,7 +68,7 @@ class RewardChild:
         return self._send(pickle.dumps(unit), timeout_s)
 
     def has_said_something(self, timeout_s: float) -> bool:
-        """Whether, within `timeout_s` seconds, there is an answer to read or the process has ended."""
+        """Waits up to `timeout_s` seconds; returns whether there is an answer to read or the process has ended."""
         return bool(select.select([self._channel], [], [], max(timeout_s, 0.0) if timeout_s < math.inf else None)[0])
 
     def answer(self, nonces: Container[bytes], timeout_s: float) -> tuple[bytes, Outcome]:
@@ -99,7 +99,7 @@ class RewardChild:
             self.process.wait()
 
     def release(self) -> None:
-        """Closes the socket; only for the owning thread."""
+        """Closes the socket; only the owning thread may call this."""
         self._channel.close()
 
     def _send(self, body: bytes, timeout_s: float) -> bytes:

@@ -6,7 +6,7 @@ functions' output to the log. When the runner or the pool's thread ends, the kee
 have started. It finds them all because it is a child subreaper: the kernel makes it the parent of processes whose own
 parent has ended.
 
-There are few imports, so a replacement starts in a tenth of a second.
+The module imports little, so a replacement process starts in a tenth of a second.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def check_passes(model: Any, device: torch.device, what: str) -> None:
         again = _outputs(model, inputs, training=False)
         problems = {
             "two passes in evaluation mode differ": _distance(evaluated, again),
-            "two passes in training mode differ": max(_distance(one, other) for one, other in pairwise(trained)),
+            "two passes in training mode differ": max(_distance(first, second) for first, second in pairwise(trained)),
             "a pass in training mode differs from one in evaluation mode": max(_distance(evaluated, t) for t in trained),
         }
         worst = next((text for text, distance in problems.items() if not distance <= _limit(evaluated)), None)
@@ -144,10 +144,10 @@ def _outputs(model: Any, inputs: Mapping[str, Tensor], training: bool) -> Tensor
     return result[inputs["attention_mask"].bool()].clone()
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _distance(first: Tensor, second: Tensor) -> float:
     """Largest difference of two outputs; equal infinities or two NaNs at a position count as equal."""
-    same = (one == other) | (one.isnan() & other.isnan())
-    return float(torch.where(same, 0.0, (one.float() - other.float()).abs()).max())
+    same = (first == second) | (first.isnan() & second.isnan())
+    return float(torch.where(same, 0.0, (first.float() - second.float()).abs()).max())
 
 
 def _cuda_state(device: torch.device) -> Tensor | None:
@@ -197,7 +197,7 @@ def _turned_modules(modules: Sequence[str], seen: Sequence[Mapping[str, Marks]])
     names: list[str] = []
     for name in modules:
         passes = [marks.get(name) for marks in seen]
-        if any(_turned(one, other) for one, other in pairwise(passes)):
+        if any(_turned(first, second) for first, second in pairwise(passes)):
             names = [outer for outer in names if outer and not name.startswith(f"{outer}.")] + [name]
         elif None in passes and any(passes) and None not in [marks.get(name.rpartition(".")[0]) for marks in seen]:
             names.append(name)
@@ -237,10 +237,10 @@ def _marks(value: Any) -> list[float]:
     return []
 
 
-def _turned(one: Marks | None, other: Marks | None) -> bool:
+def _turned(first: Marks | None, second: Marks | None) -> bool:
     """Whether a module returned different outputs for equal inputs."""
-    return one is not None and other is not None and _alike(one[0], other[0]) and not _alike(one[1], other[1])
+    return first is not None and second is not None and _alike(first[0], second[0]) and not _alike(first[1], second[1])
 
 
-def _alike(one: list[float], other: list[float]) -> bool:
-    return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-6))
+def _alike(first: list[float], second: list[float]) -> bool:
+    return len(first) == len(second) and bool(np.allclose(first, second, rtol=1e-6))

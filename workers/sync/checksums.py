@@ -8,7 +8,7 @@ from tandem.platform.loop.protocols import WeightSyncError
 
 
 def compare_checksums(sent: Mapping[str, int], arrived: Mapping[str, int], who: str) -> None:
-    """Refuses weights that did not arrive as sent.
+    """Compares the checksums of the tensors that were sent with those of the tensors that arrived.
 
     Raises:
         WeightSyncError: names the first tensor that is missing, unexpected or different.

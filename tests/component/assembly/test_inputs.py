@@ -60,7 +60,7 @@ def test_a_sequence_must_fit_the_model_and_the_reward_model(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("by_layer_type", [False, True])
 def test_rows_of_which_one_would_turn_the_others_are_refused(tmp_path: Path, by_layer_type: bool) -> None:
-    """With longrope a batch whose longest row passes the original length turns all of its rows by other factors."""
+    """With longrope, one row longer than the original context changes the rotation factors of all rows in its batch."""
     config, path = Config(), save(tmp_path)
     rope: dict[str, object] = {
         "rope_type": "longrope",
@@ -120,7 +120,7 @@ def test_a_critic_must_have_an_embedding_for_every_token_that_the_actor_reads_or
 
 
 def test_a_stop_token_must_exist(tmp_path: Path) -> None:
-    """In the model: some have more rows than their tokenizer has tokens, and some, after one was added, fewer."""
+    """A stop token must be in the model's vocabulary, which may be larger or smaller than the tokenizer's."""
     tokenizer, config = character_tokenizer(DIGITS), Config()
     wide, narrow = save(tmp_path / "wide", rows=20), save(tmp_path / "narrow", rows=14)
     config.rollout.stop_token_ids = [3, len(tokenizer) - 1, 19]
@@ -143,7 +143,7 @@ def test_an_end_token_that_the_model_cannot_sample_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_a_prompt_with_a_token_that_the_model_lacks_is_named_with_its_row(tmp_path: Path, held_out: bool) -> None:
-    """A token was added to the tokenizer and the embedding not resized: prompts without it can be trained on."""
+    """A token was added without resizing the embedding; only prompts with this token are refused."""
     tokenizer, config, path = character_tokenizer(DIGITS), Config(), save(tmp_path)
     tokenizer.add_tokens(["<tool>"])
     config.data.train = config.data.eval = data(tmp_path, ("1+1=", "2"), ("1+<tool>=", "3"), ("<tool>", "4"))

@@ -20,13 +20,13 @@ MIB = 2**20
 
 @dataclass
 class Found:
-    """A checkpoint, of which settings are read."""
+    """A stand-in for a checkpoint; only its settings are read."""
 
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 def config(budget: int | None = None, inline: bool = True) -> Config:
-    """The embedded model with one layer, and 256 samples of at most 96 tokens."""
+    """A configuration of the embedded model with one layer, and 256 samples of at most 96 tokens."""
     made = Config()
     made.model.tiny.layers = 1
     made.adv_estimator, made.algo.name = "grpo", "grpo"
@@ -48,7 +48,7 @@ def test_the_default_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert small is not None
     assert 96 <= small < 16384
     assert small % 96 == 0
-    # A run that goes on keeps its own, whatever the machine.
+    # A resumed run keeps its micro-batch on any machine.
     assert settled(config(), Found({KEY: 16384}), monkeypatch, room=100 * MIB) == 16384
     assert settled(config(500), Found({KEY: 16384}), monkeypatch) == 500
 
@@ -85,7 +85,7 @@ def test_a_model_that_cannot_be_rehearsed_is_told_of(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(memory_plan, "working_bytes", refuse)
     plan = MemoryPlan(config(inline=False), Room(3000 * MIB, "this machine"))
-    plan._process = 100 * MIB  # this process may hold much of other tests
+    plan._process = 100 * MIB  # this process may hold much memory from other tests
     tokens, notes = plan.fitting()
     assert tokens == 16384
     assert any("the passes of the actor are not counted" in note and "it looks into its tensors" in note for note in notes)
@@ -96,7 +96,7 @@ def test_who_shares_a_memory() -> None:
     made = config(inline=False)
     everyone = {"rollout": 1, "reward": 1, "actor": 1, "critic": 1}
     assert groups_of(made, ppo, on_gpu=False) == [everyone]
-    # Colocated on a GPU the engine sleeps while models train.
+    # When roles are colocated on a GPU, the engine sleeps while the models train.
     assert groups_of(made, ppo, on_gpu=True) == [{"actor": 1, "critic": 1}, {"rollout": 1}]
     made.placement.takes_turns = False
     assert groups_of(made, ppo, on_gpu=True) == [{"rollout": 1, "actor": 1, "critic": 1}]

@@ -43,7 +43,7 @@ os._exit(1)
 
 @dataclass
 class Left:
-    """What there is when driver and witness have ended."""
+    """The state that driver and witness leave behind."""
 
     summary: dict[str, Any] | None
     said: str
@@ -53,7 +53,7 @@ class Left:
 
 
 def end(place: Path, how: str) -> Left:
-    """A run of two steps that ends in some way."""
+    """Ends a run of two steps in the way that `how` names."""
     folder, session = place / "run", place / "session"
     for one in (folder, session):
         one.mkdir()
@@ -71,7 +71,7 @@ def end(place: Path, how: str) -> Left:
         connection, _ = server.accept()
         if how == "raylet":
             connection.close()
-            time.sleep(1.0)  # the driver outlives it
+            time.sleep(1.0)  # the driver outlives the raylet
         if how == "claimed":
             stack.enter_context(claimed(folder))
         if how == "signals":

@@ -32,7 +32,7 @@ def measured(**columns: list[float]) -> Measured:
 
 
 def test_spending_by_hand() -> None:
-    """Noise is measured in the second step, and does not count; the policy stands still in the first."""
+    """The time to measure gradient noise in step 2 is not counted, and step 1 has no policy update."""
     found = spending(measured(**{"time/gradient_noise_s": [0, 0.5, 0, 0], "policy/epochs": [0, 1, 1, 1]}), 2, 2)
     assert found == {
         "completions": [0, 8, 16, 24, 32],
@@ -67,7 +67,7 @@ def test_first_steps_and_those_that_measure_more_are_not_timed() -> None:
 
 
 def test_costs_by_hand() -> None:
-    """Steps 2, 3, 4 count: 2, 2, 5 s, of which 1.5 s are the critic's."""
+    """Steps 2, 3 and 4 count. They take 2, 2 and 5 s, and the critic takes 1.5 s of each."""
     one = measured(
         **{"time/step_s": [9, 2, 2, 5], "time/infer_values_s": [9, 0.5, 0.5, 0.5], "time/update_critic_s": [9, 1, 1, 1]}
     )
@@ -85,7 +85,7 @@ def test_costs_by_hand() -> None:
 
 
 def paired(better: float, noise: float, seeds: int = 5) -> dict[str, Any]:
-    """Two arms with seeds that differ by far more than the arms do."""
+    """Two arms whose results differ far less between the arms than between seeds."""
     draw, runs = random.Random(3), []
     for seed in range(seeds):
         level = draw.uniform(0.4, 0.9)
@@ -107,7 +107,7 @@ def test_a_planted_better_arm_is_found() -> None:
 
 
 def test_an_arm_against_itself_shows_no_difference() -> None:
-    """The same distribution, other seeds: pairing cannot help, and nothing is claimed."""
+    """Both arms have the same distribution but different seeds, so pairing cannot help and no difference is claimed."""
     draw, said = random.Random(5), []
     for _ in range(20):
         runs = [run(arm, seed, accuracy=draw.gauss(0.7, 0.05)) for seed in range(5) for arm in ("one", "two")]
@@ -116,7 +116,7 @@ def test_an_arm_against_itself_shows_no_difference() -> None:
 
 
 def test_planted_results_give_the_known_interval() -> None:
-    """Differences .01 to .05: see test_comparison.py for 1 to 5. Axes that both arms spend alike say the same."""
+    """Differences .01 to .05, as 1 to 5 in test_comparison.py. All axes agree, because both arms spend the same."""
     runs = [run("one", seed, accuracy=0.5 + 0.01 * (seed + 1)) for seed in range(5)]
     derived = derive(raw([*runs, *(run("two", seed, accuracy=0.5) for seed in range(5))], comparisons=[["one", "two"]]))
     for axis in AXES:
@@ -132,7 +132,7 @@ def test_few_seeds_show_nothing_and_are_called_few() -> None:
 
 
 def test_two_arms_are_cut_where_both_got_to() -> None:
-    """Arm two takes twice the time for a step: at 8 s it has made half its steps, and its line is half way up."""
+    """Arm two takes twice as long per step: after 8 s it has done half its steps, and its accuracy is interpolated."""
     slow = [run("two", seed, accuracy=0.8, **{"time/step_s": [4.0] * 4}) for seed in range(5)]
     for one in slow:
         one["evals"]["eval/held/greedy"].insert(1, [1, 0.5])
@@ -146,7 +146,7 @@ def test_two_arms_are_cut_where_both_got_to() -> None:
 
 
 def test_what_was_not_measured_is_not_compared() -> None:
-    """Arm two has spent all prompts before arm one is first evaluated: a line from the beginning on says nothing."""
+    """Arm two has spent all its prompts before arm one is first evaluated, so there is nothing to compare."""
     many = [run("one", seed, **{"sampling/rounds": [9.0] * 4}) for seed in range(5)]
     derived = derive(raw([*many, *(run("two", seed) for seed in range(5))], comparisons=[["one", "two"]]))
     found = at(derived, "prompts")
@@ -172,7 +172,7 @@ def test_steps_without_a_reward_and_runs_without_held_out_data() -> None:
 
 
 def test_a_share_that_cannot_be_is_no_figure() -> None:
-    """An update of 0.5 s; one that would have been faster than the machine, and one that was timed beside other work."""
+    """Shows a share for a plausible time, but "?" for a share over 100 % and for a time measured beside other processes."""
     results = {**raw([run()], comparisons=[]), "peak": None}
     flops = derive(results)["arms"]["one"]["costs"]["flops"]["update_actor"]
     for peak, others, shown, why in (
@@ -219,7 +219,7 @@ def test_memory_adds_up_to_the_peak_of_each_process() -> None:
 
 
 def test_memory_of_one_process_adds_up_to_its_peak() -> None:
-    """The critic came later, and found the actor's 4 bytes of weights there; the activations of one of them count."""
+    """The critic's baseline includes the actor's 4 bytes of weights; only one role's activations count."""
     made = replace(measured(), memory={"actor": MEMORY, "critic": {**MEMORY, "baseline": 84, "peak": 130}})
     found = memory(made, one_process=True)
     assert found["process"] == {**dict.fromkeys(ITEMS, 0.0), "baseline": 80, "other": 130 - 80 - 2 * 16 - 2, "peak": 130}
@@ -257,7 +257,7 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, content: str | None
 
 
 class Page(HTMLParser):
-    """The elements of a page with the names of their attributes."""
+    """Collects the elements of a page and the names of their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class Page(HTMLParser):
 
 
 def everywhere(value: Any, payload: str, under: str = "") -> Any:
-    """The same with a payload behind every text, but for those that say which run and arm belong together."""
+    """A copy of `value` with a payload appended to every string, except strings that tell which runs belong together."""
     if isinstance(value, dict):
         return {key: everywhere(one, payload, key) for key, one in value.items()}
     if isinstance(value, list):

@@ -98,7 +98,7 @@ def test_a_plan_that_cannot_work_is_refused(arguments: list[str], message: str) 
 
 
 def test_arms_alternate() -> None:
-    """Every arm with every seed, and each seed begins with another arm."""
+    """Every arm runs with every seed, and each seed starts with a different arm."""
     made = [Arm(name, name, (), None, "", None, frozenset()) for name in "abc"]  # type: ignore[arg-type]
     found = [(arm.name, seed) for arm, seed in order(made, [0, 1, 2, 3])]
     assert len(set(found)) == 12
@@ -120,7 +120,7 @@ def test_all_in_one_process_is_for_the_embedded_model(given: list[str], cluster:
 
 
 def test_a_folder_with_other_runs_is_refused(tmp_path: Path) -> None:
-    """What has been measured is neither mixed with other settings nor made again."""
+    """Existing results are neither mixed with runs of other settings nor overwritten."""
     plan, made = arms("arms=[grpo_8]", "seeds=[0]", f"out={tmp_path}")
     kept = Run("grpo_8", 0, "failed", "lost", copy.deepcopy(made[0].settings), {}, None, None, HERE, [])
     (tmp_path / "runs").mkdir()
@@ -141,7 +141,7 @@ def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_refused_is_no_result(tmp_path: Path) -> None:
-    """What the user has to mend ends the benchmark, and nothing of it is kept."""
+    """A user error ends the benchmark, and no result is written."""
     _, made = arms("arms=[grpo_8]")
     broken = replace(made[0], overrides=(*made[0].overrides, "run.steps=none"))
     with pytest.raises(ConfigError, match=r"grpo_8-seed0 was refused: .*run\.steps"):

@@ -17,7 +17,7 @@ from tandem.workers.models.loading import load_critic, load_policy
 
 @pytest.mark.parametrize("values", [False, True])
 def test_a_forward_pass_is_what_torch_counts(tiny_path: str, values: bool) -> None:
-    """4 rows of 9 tokens, each attending to 9. The scale of the scores and the rotary embedding are no matrix products."""
+    """4 rows of 9 tokens, each attending to 9; scaling of scores and rotary embedding are not matrix products."""
     rows, length = 4, 9
     model = load_critic(tiny_path, ModelConfig()) if values else load_policy(tiny_path, ModelConfig())
     (model.body if values else model).set_attn_implementation("eager")  # torch counts nothing for the fused kernel of a CPU
@@ -29,7 +29,7 @@ def test_a_forward_pass_is_what_torch_counts(tiny_path: str, values: bool) -> No
 
 
 def test_matrices_count_whatever_holds_them(tmp_path: Path) -> None:
-    """GPT-2 has no linear layers: a block is 12 squares of the width, in modules of its own kind."""
+    """GPT-2 has no linear layers: a block has 12 x width^2 parameters in modules of GPT-2's own class."""
     GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=32).save_pretrained(tmp_path)
     assert shape_of(str(tmp_path)) == ModelShape(2, 16, 2 * 12 * 16**2, 16 * 50)
 
@@ -79,7 +79,7 @@ def test_the_peak_is_a_rate_of_repeated_measurements() -> None:
 
 
 def test_a_peak_by_hand() -> None:
-    """Of 80, 100 and 90 the best is 100 and the median 90, a tenth less."""
+    """Of 80, 100 and 90, the best is 100; the median is 90, which is 10 % less."""
     peak = Peak.of([80.0, 100.0, 90.0], others=0.05, load_average=0.3)
     assert peak == Peak(100.0, 90.0, pytest.approx(0.1), 3, 0.05, 0.3)
     assert peak.problem() is None

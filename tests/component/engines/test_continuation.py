@@ -37,12 +37,12 @@ def test_the_space_before_the_first_word_is_kept(skip: bool) -> None:
 
 
 def test_special_tokens_at_the_end_of_a_prompt_do_not_hide_its_text() -> None:
-    """As many as are looked at: the response is still no beginning of a text."""
+    """Even if all tokens that are looked at are special, the response is not decoded as the beginning of a text."""
     tokenizer = sentencepiece_like()
     end, bad = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(["▁bad"])
     assert after(tokenizer, [*ids_of(tokenizer, "Answer:" * 30), *[end] * 30])(bad) == " bad"
     assert after(tokenizer, [*ids_of(tokenizer, "Answer:" * 30), *[end] * 30], skip=False)([*bad, end]) == " bad</s>"
-    assert after(tokenizer, [tokenizer.bos_token_id])(bad) == "bad"  # here it is
+    assert after(tokenizer, [tokenizer.bos_token_id])(bad) == "bad"  # without text before it, it is the beginning
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "bytes"])
@@ -59,7 +59,7 @@ def test_a_character_that_began_in_the_prompt_is_the_responses(kind: str) -> Non
 
 
 def test_an_incomplete_character_does_not_repeat_the_prompt() -> None:
-    """Byte pieces that are no text make their decoder give up on all those before them, the prompt's too."""
+    """An incomplete character makes the decoder replace all byte tokens before it, including those of the prompt."""
     tokenizer = sentencepiece_like()
     prompt, broken = ids_of(tokenizer, "the日本"), ids_of(tokenizer, "日")[-3:-2]
     assert tokenizer.decode(prompt + broken) == "the" + "�" * 7

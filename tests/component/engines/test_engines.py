@@ -40,20 +40,20 @@ def policy(path: str) -> Any:
 
 @pytest.fixture(scope="module", params=PARAMETERS)
 def engine(request: pytest.FixtureRequest, path: str) -> RolloutBackend:
-    """One engine for all tests; they leave its weights and settings as they were."""
+    """One engine for all tests, which must not change its weights and settings."""
     made: RolloutBackend = ENGINES[request.param](path, ModelConfig(), ROLLOUT, CPU)
     return made
 
 
 @pytest.fixture
 def restored(engine: RolloutBackend, policy: Any) -> Iterator[None]:
-    """The engine's first weights are put back when the test ends."""
+    """Restores the engine's initial weights after the test."""
     yield
     send(engine, policy)
 
 
 def send(engine: RolloutBackend, model: Any, buckets: int = 3) -> dict[str, int]:
-    """Sends all weights in some buckets; returns the checksums that the engine gives."""
+    """Sends all weights in several buckets; returns the engine's checksums."""
     named = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
     arrived: dict[str, int] = {}
     for number in range(buckets):
@@ -88,14 +88,14 @@ def test_logprobs_are_the_trainers(engine: RolloutBackend, policy: Any, temperat
 
 
 def test_logprobs_before_the_temperature_would_be_noticed(engine: RolloutBackend, policy: Any) -> None:
-    """At T = 0.7 the raw log-probs are off by a thousand times the tolerance above."""
+    """At T = 0.7, log-probs without the temperature differ by a thousand times the tolerance above."""
     sampled = engine.generate(PROMPTS, replace(SAMPLING, temperature=0.7))
     raw = trainer_logprobs(policy, PROMPTS, sampled, 1.0)
     assert largest_gap(sampled, raw) > 0.1
 
 
 def test_tokens_go_in_and_out_as_they_are(engine: RolloutBackend, policy: Any) -> None:
-    """A prompt and responses that no tokenizer would write: their text, encoded again, is other tokens."""
+    """Prompt and responses keep their tokens, even where encoding their text would give other tokens."""
     tokenizer = engine.tokenizer
     pair = next(number for number in range(3, len(tokenizer)) if len(tokenizer.decode([number])) == 2)
     pieces = tuple(tokenizer.convert_tokens_to_ids(list(tokenizer.decode([pair]))))
@@ -124,7 +124,7 @@ def test_greedy_takes_the_most_likely(engine: RolloutBackend, policy: Any) -> No
     sampled = engine.generate(PROMPTS, replace(GREEDY, samples=2))
     assert len(sampled) == 6
     assert sampled[::2] == sampled[1::2]
-    expected = trainer_logprobs(policy, PROMPTS, sampled, 1.0)  # at temperature 1, whatever the greedy limit is
+    expected = trainer_logprobs(policy, PROMPTS, sampled, 1.0)  # at temperature 1, regardless of the greedy limit
     for row, (one, logprobs) in enumerate(zip(sampled, expected, strict=True)):
         assert one.logprobs == pytest.approx(logprobs, abs=1e-4)
         start = len(PROMPTS[row // 2].ids)
@@ -191,7 +191,7 @@ def test_a_stop_token_at_the_length_limit_is_a_stop(engine: RolloutBackend, monk
 
 
 def test_a_stop_string_ends_a_response(engine: RolloutBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However it is cut into tokens: the last token is the first one with which the text holds it."""
+    """The response ends with the first token that completes the stop string, however the string is tokenized."""
     monkeypatch.setattr(engine, "stop_ids", set())
     free = engine.generate(PROMPTS, replace(SAMPLING, samples=32))
     monkeypatch.setattr(engine, "stop", ("12", "7"))
@@ -232,7 +232,7 @@ def test_equal_prompts_of_two_groups_are_sampled_apart(engine: RolloutBackend) -
 
 
 def test_many_samples_follow_the_distribution(engine: RolloutBackend, policy: Any) -> None:
-    """First tokens of 2,000 samples against their probabilities: close seeds are no less independent than far ones."""
+    """The first tokens of 2,000 samples match their probabilities, so consecutive seeds give independent samples."""
     sampled = [
         engine.generate([replace(PROMPTS[0], group_id=group)], replace(SAMPLING, samples=200, max_tokens=1))
         for group in range(10)
@@ -254,7 +254,7 @@ def test_many_samples_follow_the_distribution(engine: RolloutBackend, policy: An
 
 @pytest.mark.usefixtures("restored")
 def test_after_new_weights_an_engine_is_a_fresh_one(engine: RolloutBackend, path: str, tmp_path: Path) -> None:
-    """Tied embeddings stay tied, and no prompt is answered from a cache of the old weights."""
+    """Tied embeddings stay tied, and no response uses cached results of the old weights."""
     source = changed(path, seed=1)
     source.save_pretrained(tmp_path)
     engine.tokenizer.save_pretrained(tmp_path)
@@ -267,7 +267,7 @@ def test_after_new_weights_an_engine_is_a_fresh_one(engine: RolloutBackend, path
     how = (GREEDY, SAMPLING)
     if isinstance(engine, HFEngine):
         fresh = answers_of_a_fresh_engine(type(engine), str(tmp_path), asked, how)
-    else:  # in a process of its own: two engines of vLLM in one share what ends with the first of them
+    else:  # in its own process: vLLM engines in one process share state that is lost when the first one ends
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             fresh = process.submit(answers_of_a_fresh_engine, type(engine), str(tmp_path), asked, how).result()
     for results, expected in zip((after, samples), fresh, strict=True):

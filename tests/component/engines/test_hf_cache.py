@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_cache_that_counts_the_padding_is_not_used() -> None:
-    """BART's positions follow the length of the cache, padding included; GPT-2's follow position_ids."""
+    """BART derives positions from the length of the cache, which includes padding; GPT-2 uses position_ids."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "max_position_embeddings": 64, "is_encoder_decoder": False}
     bart = BartForCausalLM(BartConfig(**sizes, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16))

@@ -24,7 +24,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(tiny_path: str) -> None:
 
 
 def test_left_padding_with_learned_positions(tmp_path: Path) -> None:
-    """Absolute position embeddings count real tokens only, so a short prompt beside a long one is not shifted."""
+    """Absolute positions count only real tokens, so a short prompt in a batch with a long prompt is not shifted."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from tandem.workers.models.tiny import character_tokenizer
@@ -64,7 +64,7 @@ TENTHS = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
         (0.45, None, {1: 4 / 7, 3: 3 / 7}),
         (0.75, None, {1: 4 / 9, 3: 3 / 9, 2: 2 / 9}),
         (0.99, None, {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}),
-        (0.75, 3, {1: 4 / 7, 3: 3 / 7}),  # .4 and .3 are .78 of the three that top_k leaves
+        (0.75, 3, {1: 4 / 7, 3: 3 / 7}),  # .4 and .3 are .78 of the three tokens that top_k keeps
         (0.75, 1, {1: 1.0}),
     ],
 )
@@ -79,7 +79,7 @@ def test_the_cut_distribution_is_sampled_from(top_p: float, top_k: int | None, k
 
 
 def test_the_temperature_comes_before_the_cut() -> None:
-    """At T = 1/2 the probabilities are 1, 16, 4 and 9 of 30: two tokens reach .8, at T = 1 it takes three."""
+    """At T = 1/2 the probabilities are 1, 16, 4 and 9 of 30, so two tokens reach .8; at T = 1 it takes three tokens."""
     cold, _ = sample(TENTHS.repeat(100, 1), 0.5, torch.arange(100, dtype=torch.float64) / 100, top_p=0.8)
     warm, _ = sample(TENTHS.repeat(100, 1), 1.0, torch.arange(100, dtype=torch.float64) / 100, top_p=0.8)
     assert (set(cold.tolist()), set(warm.tolist())) == ({1, 3}, {1, 2, 3})

@@ -19,7 +19,7 @@ from tandem.workers.models.checkpoint_names import CheckpointNames
 
 
 class Stand:
-    """Notes what is asked; runs functions on a worker with a model."""
+    """A fake vLLM engine that records its calls and runs functions on a worker with a model."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -65,12 +65,12 @@ def test_each_bucket_is_loaded_when_it_comes(engine: VLLMEngine, stand: Stand) -
 
 
 def test_no_token_comes_from_half_new_weights(engine: VLLMEngine, stand: Stand) -> None:
-    """A request that runs while weights come takes steps before and after the update, none between its buckets."""
+    """A running request takes steps before and after a weight update, but none between the buckets."""
     steps: list[tuple[str, ...]] = []
     stop = threading.Event()
 
     def step() -> list[Any]:
-        steps.append(tuple(sorted(stand.loaded)))  # what a token of now would come from
+        steps.append(tuple(sorted(stand.loaded)))  # the weights that a token sampled now would come from
         time.sleep(0.001)
         done = SimpleNamespace(request_id="0", finished=stop.is_set())
         return [done]
@@ -93,7 +93,7 @@ def test_no_token_comes_from_half_new_weights(engine: VLLMEngine, stand: Stand) 
 
 
 def test_an_update_may_begin_again(engine: VLLMEngine, stand: Stand) -> None:
-    """As for a replica that missed a part and gets all of them once more."""
+    """A replica that missed a bucket receives all buckets again."""
     engine.load_weights({"a": torch.zeros(1)})
     engine.load_weights({"a": torch.ones(1)})
     engine.finish_weights()

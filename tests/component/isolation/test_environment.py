@@ -7,7 +7,7 @@ import sys
 
 
 def test_vllm_and_transformers_import_side_by_side() -> None:
-    """torchvision beside a CPU torch would break the second import."""
+    """A torchvision that does not match the CPU build of torch would break the second import."""
     code = "import vllm; from transformers import Qwen2ForCausalLM; print(vllm.__version__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

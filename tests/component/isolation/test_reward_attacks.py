@@ -137,7 +137,7 @@ def pool(attacks: str) -> Iterator[WatchedPool]:
 
 
 def others_are_right(rows: list[list[Outcome]], attack: int = 1) -> bool:
-    """Whether of "7", attack, "x", "7" all but the attack itself have their own score."""
+    """Whether all samples of ("7", attack, "x", "7") except the attack itself have their correct scores."""
     right = [Outcome(1.0), Outcome(0.0), Outcome(0.0), Outcome(1.0)]
     fine = all(row[0] == row[2] == value for row, value in zip(rows, right, strict=True))
     return fine and all(row[1] == Outcome(0.25) for place, row in enumerate(rows) if place != attack)
@@ -182,7 +182,7 @@ def test_what_a_function_starts_has_no_channel(pool: WatchedPool, what: str) -> 
 
 def test_nonces_of_later_units_do_not_exist_yet(pool: WatchedPool) -> None:
     rows = pool.run(samples("7", "nonces", "x", "7"))
-    assert rows[1][1] == Outcome(9.0)  # what a function says of its own sample is its own affair
+    assert rows[1][1] == Outcome(9.0)  # a function may return any score for its own sample
     assert others_are_right(rows)
     assert pool.restarts == 1
 
@@ -253,7 +253,7 @@ def test_little_print_is_passed_on_at_once_and_whole(tmp_path: Path, capfd: pyte
 def test_secrets_are_not_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At whatever place among many: none is cut in two, so that a part would be seen."""
+    """No secret is cut in two so that a part of it is printed, wherever the output is cut."""
     secret = "a-secret-of-some-length"
     monkeypatch.setenv("SOME_TOKEN", secret)
     file = tmp_path / "talks.py"

@@ -29,7 +29,7 @@ def test_hanging_samples_time_out_and_the_others_are_scored(functions: str) -> N
     assert time.monotonic() - start < 1.0 * 2 + 4.0  # 4 hang, 2 at a time
     assert [row[0].problem for row in outcomes] == ["timeout", None] * 4
     assert [row[1].value for row in outcomes] == [0, 1, 0, 1, 0, 0, 0, 1]  # the next function still runs
-    assert 2 <= pool.restarts <= 4  # the last process of each thread is replaced when there is work for it
+    assert 2 <= pool.restarts <= 4  # each thread replaces its last process when it has work again
     start = time.monotonic()
     assert [row[1].value for row in pool.run(samples(*["7"] * 200))] == [1.0] * 200
     assert time.monotonic() - start < 1.0
@@ -164,7 +164,7 @@ def score(sample):
 
 @pytest.fixture
 def neighbours(tmp_path: Path) -> str:
-    """A reward function whose neighbours are called as files of tandem; it is called so itself."""
+    """A reward function in a folder of files that are named like tandem's modules; its own file is, too."""
     half = len(NAMES) // 2
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text("MINE = 'the user'\n")
@@ -175,7 +175,7 @@ def neighbours(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_neighbours_of_a_function_are_its_own(neighbours: str, monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
-    """Whatever folders of tandem are on the path here, and while boxed loads its algebra in the same process."""
+    """Holds with tandem's folders on the path, and in the same process as `boxed`, which loads sympy."""
     for folder in ("", "platform", "workers", "conf", "launch", "benchmarks"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
     pool = WatchedPool([neighbours, "boxed"] if first else ["boxed", neighbours])
@@ -211,7 +211,7 @@ for name in names:
 
 
 def test_a_script_does_not_offer_its_folder() -> None:
-    """Run as a file, as `python launch/main.py`, up to where it would begin its work; each in a process of its own."""
+    """Runs each script as a file, as in `python launch/main.py`, in its own process and without starting its work."""
     names = [f"{name}.py" for name in SCRIPTS if (ROOT / "launch" / f"{name}.py").exists()]
     assert len(names) >= 8
     subprocess.run([sys.executable, "-c", EACH_SCRIPT, str(ROOT / "launch"), *names], check=True)

@@ -76,7 +76,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """Answers 429 to the first two requests of each path, then 0.5; 404 to `/missing`."""
+    """A server that answers the first two requests of each path with 429, later ones with 0.5, and `/missing` with 404."""
     asked: dict[str, int] = {}
 
     class Judge(BaseHTTPRequestHandler):
@@ -122,7 +122,7 @@ def test_what_stays_down_is_an_error_that_says_so(pool: Callable[..., WatchedPoo
         [Sample(server, "/missing", None, 1, False), Sample("http://127.0.0.1:9/", "", None, 1, False)]
     )
     assert (missing.problem, refused.problem) == ("error", "error")
-    assert missing.detail.endswith("HTTP Error 404: Not Found")  # which no retry mends
+    assert missing.detail.endswith("HTTP Error 404: Not Found")  # a retry does not help
     assert "Connection refused" in refused.detail
     assert refused.detail.endswith(", after 2 retries")
 
@@ -210,7 +210,7 @@ def test_an_async_sample_costs_itself_only(pool: Callable[..., WatchedPool], wha
 
 
 def test_a_loop_that_is_blocked_is_ended(pool: Callable[..., WatchedPool]) -> None:
-    """Those beside it are out of time as well; later ones are scored."""
+    """A function that blocks the event loop makes concurrent units time out; later units are scored."""
     made = pool("ponder", timeout_s=0.7)
     assert made.run(samples("block"))[0][0].problem == "timeout"
     assert made.run(samples("abc")) == [[Outcome(3.0)]]

@@ -39,7 +39,7 @@ def test_a_file_that_holds_something_else(tiny_path: str, tmp_path: Path, name: 
     for what, content in CONTENTS.items():
         (folder / name).write_text(content, encoding="utf-8", errors="surrogateescape")
         if name == "generation_config.json" and what in ("empty", "half", "no UTF-8"):
-            read(str(folder))  # transformers does without one that is no JSON
+            read(str(folder))  # transformers ignores this file if it is not JSON
             continue
         with pytest.raises(ConfigError, match=f"{folder} cannot be loaded"):
             read(str(folder))

@@ -84,7 +84,7 @@ def test_buckets_become_what_is_saved(tmp_path: Path, kind: str, size: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_vllm_samples_from_the_experts_that_were_sent(tmp_path: Path, kind: str) -> None:
-    """Before and after two updates: the trainer's log-probs of what it samples are its own."""
+    """Before and after two updates, vLLM's log-probs of its samples equal the trainer's."""
     pytest.importorskip("vllm")
     model(kind).save_pretrained(tmp_path)  # type: ignore[operator]
     character_tokenizer("0123456789+=").save_pretrained(tmp_path)

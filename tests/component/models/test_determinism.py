@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_plain_number_copied_at_construction_is_cleared(tmp_path: Path) -> None:
-    """An OPT layer keeps its rate as a number of its own."""
+    """An OPT layer keeps its dropout rate as a plain number, not in a module."""
     sizes: dict[str, Any] = {"hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_attention_heads": 2}
     config = OPTConfig(vocab_size=32, num_hidden_layers=2, max_position_embeddings=64, **sizes)
     config.dropout, config.attention_dropout, config.layerdrop = 0.1, 0.1, 0.2
@@ -33,13 +33,13 @@ def test_a_plain_number_copied_at_construction_is_cleared(tmp_path: Path) -> Non
         assert layers
         assert all(module.dropout == 0 for module in layers)
         check_passes(model, CPU, "the model")
-    config.layerdrop = 0.0  # a layer that is left out in one pass alone has no partner to compare with
+    config.layerdrop = 0.0  # a layer skipped in only one pass has no counterpart to compare with
     with pytest.raises(ConfigError, match=r"two passes in training mode differ.*layers\.\d"):
         check_passes(OPTForCausalLM(config), CPU, "the model")
 
 
 def test_rates_are_found_by_their_meaning_in_every_part() -> None:
-    """In parts, lists and plain dictionaries, with the type that the config had; what is no rate stays."""
+    """Rates in sub-configs, lists and dictionaries become 0 and keep their type; other values stay."""
     part = small_config(8)
     part.attention_dropout = 0.5
     config = small_config(8)
@@ -60,7 +60,7 @@ def test_rates_are_found_by_their_meaning_in_every_part() -> None:
 
 
 class Wrapped(nn.Module):
-    """A layer of a model, with something behind it."""
+    """A layer of a model, followed by a function."""
 
     def __init__(self, layer: nn.Module, act: Any) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_randomness_that_no_config_names_is_refused_with_its_module(act: Any, ki
 
 
 def test_a_model_that_looks_ahead_is_refused() -> None:
-    """A BERT for causal language modelling does, unless its config says that it is a decoder."""
+    """A BERT for causal language modelling attends to later tokens unless its config says that it is a decoder."""
     sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     check_passes(initialised(BertLMHeadModel(without_rates(BertConfig(**sizes, is_decoder=True)))), CPU, "the model")
     with pytest.raises(ConfigError, match=r"the model is not causal: outputs change by .* with the token that follows"):
@@ -146,7 +146,7 @@ def test_a_dropout_layer_of_the_code_is_turned_off() -> None:
 
 
 def test_the_check_leaves_no_trace() -> None:
-    """Random generators, mode and buffers are as before, so that a run is the same with it."""
+    """The check leaves random generators, mode and buffers unchanged, so it does not change a run."""
     model = Qwen2ForCausalLM(small_config(32))
     model.model.norm = Wrapped(model.model.norm, lambda module, hidden: module.count.add_(1) * 0 + hidden)
     model.model.norm.register_buffer("count", torch.zeros(1))

@@ -24,7 +24,7 @@ LOOKS_AHEAD = ["cpmant", "xlnet"]
 
 @dataclass(frozen=True)
 class Tried:
-    """A model as tandem makes it, and what is wrong with the one whose rates are up."""
+    """A model as tandem makes it, and the problem found in the same model with raised rates."""
 
     model: Any
     before: str | None
@@ -32,7 +32,7 @@ class Tried:
 
 @pytest.fixture(scope="module")
 def every_type() -> Iterator[dict[str, Tried]]:
-    """By model type; let go with this file."""
+    """All models by type; released after the tests of this file."""
     found: dict[str, Tried] = {}
     for kind, config, model in small_models(rate=0.3):
         before = problem(model)
@@ -52,7 +52,7 @@ def problem(model: Any) -> str | None:
 
 
 def test_it_is_made_deterministic(every_type: dict[str, Tried]) -> None:
-    """With all rates up nearly all types fail the check; with the rates cleared all pass it."""
+    """With raised rates nearly all types fail the check; with cleared rates all types pass."""
     wrong = {kind: text for kind, tried in every_type.items() if (text := problem(tried.model))}
     assert sorted(wrong) == LOOKS_AHEAD
     assert all("is not causal" in text for text in wrong.values())
@@ -63,13 +63,13 @@ def test_it_is_made_deterministic(every_type: dict[str, Tried]) -> None:
 
 
 def test_it_is_sampled_as_it_is_scored(every_type: dict[str, Tried]) -> None:
-    """Whatever it does with a cache and with padding on the left."""
+    """Samples and scores agree, however the model type handles a cache and left padding."""
     gaps = {kind: worst_gap(tried.model) for kind, tried in every_type.items() if kind not in LOOKS_AHEAD}
     assert {kind: gap for kind, gap in gaps.items() if not gap < 1e-4} == {}
 
 
 def test_its_weights_can_be_cut_anywhere(every_type: dict[str, Tried]) -> None:
-    """Tensor by tensor comes what comes of all at once; those that belong together wait for each other."""
+    """Converting names tensor by tensor gives the same result as converting all tensors at once."""
     wrong = []
     for kind, tried in every_type.items():
         state = dict(tried.model.state_dict())

@@ -18,7 +18,7 @@ BATCH = train_batch(samples(), torch.full((6, samples().tokens.shape[1]), -1.0))
 
 
 def test_activations_are_the_tensors_that_the_backward_pass_reads() -> None:
-    """x @ W keeps x (W is a parameter), the ReLU its result, the square its input: the same storage, counted once."""
+    """x @ W keeps x (W is a parameter), the ReLU its result, and the square its input, which is the ReLU's result."""
     first = nn.Linear(8, 16, bias=False)
     x = torch.randn(32, 8)
     counted = Activations()
@@ -54,7 +54,7 @@ def test_items_of_trained_roles_are_parameters_times_bytes(tiny_path: str) -> No
 
 
 def test_activations_grow_with_the_micro_batch(tiny_path: str) -> None:
-    """One row's tensors, then those of all rows: more than rows alone would say, since they are padded to the longest."""
+    """A micro-batch with all rows, padded to the longest, needs more than twice the activations of a single row."""
     small, large = actor(tiny_path, budget=16), actor(tiny_path)
     small.update([BATCH])
     large.update([BATCH])
@@ -62,7 +62,7 @@ def test_activations_grow_with_the_micro_batch(tiny_path: str) -> None:
 
 
 def test_the_cache_is_keys_and_values_of_every_token(tiny_path: str) -> None:
-    """2 x layers x heads x dimensions x 4 bytes for each token of each sample; the last one sampled is never fed."""
+    """2 x layers x heads x dimensions x 4 bytes per token of a sample, except its last token, which is never fed back."""
     engine = HFEngine(tiny_path, ModelConfig(), RolloutConfig(), torch.device("cpu"))
     engine.stop_ids = set()  # all run to the limit
     config = AutoConfig.from_pretrained(tiny_path)

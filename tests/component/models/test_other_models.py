@@ -101,7 +101,7 @@ def train(folder: Path, *overrides: str) -> None:
 
 
 def base(folder: Path) -> Path:
-    """A small Qwen2 with all kinds of files beside it."""
+    """Makes a folder with a small Qwen2 and many kinds of additional files."""
     tokenizer = character_tokenizer(DIGITS)
     torch.manual_seed(0)
     Qwen2ForCausalLM(small_config(len(tokenizer))).save_pretrained(folder / "base")
@@ -117,7 +117,7 @@ def base(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_generation_config_that_cannot_be_saved_again_is_kept(tmp_path: Path) -> None:
-    """transformers reads it and refuses to write it; a run must not end at its first checkpoint for that."""
+    """transformers reads this config but refuses to write it; the run must not fail at its first checkpoint."""
     written = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "eos_token_id": 1, "own_key": [1, 2]}
     (base(tmp_path) / "generation_config.json").write_text(json.dumps(written))
     with pytest.raises(ValueError, match="GenerationConfig is invalid"):
@@ -188,10 +188,10 @@ def test_a_model_with_its_own_code_is_exported_with_it(tmp_path: Path, capfd: py
 
 
 def test_what_an_export_will_need_is_tried_before_training(tmp_path: Path) -> None:
-    """A code file that lies elsewhere would be missed at the end only."""
+    """A missing tokenizer file is reported before training, not when the trained policy is exported."""
     folder = base(tmp_path)
     check_description(str(folder), ModelConfig(), tmp_path / "tried")
-    (folder / "tokenizer.json").rename(folder / "tokenizer.bin")  # as a file of weights it would not come along
+    (folder / "tokenizer.json").rename(folder / "tokenizer.bin")  # named like a weight file, so an export does not copy it
     with pytest.raises(ConfigError, match=r"base cannot be exported: .*tokenizer"):
         check_description(str(folder), ModelConfig(), tmp_path / "again")
 
@@ -213,7 +213,7 @@ def test_what_an_export_will_need_is_tried_before_training(tmp_path: Path) -> No
 def test_a_response_ends_by_what_the_model_says(
     tmp_path: Path, generation: dict[str, object] | None, config: dict[str, object], expected: set[int]
 ) -> None:
-    """The tokenizer's end token, here 1, ends one in any case; a default of the model type, here Llama's 2, never does."""
+    """The tokenizer's end token (1) always ends a response; the default of the model type (Llama's 2) never does."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 15, **config}))
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))

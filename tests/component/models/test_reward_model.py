@@ -28,7 +28,7 @@ from tandem.workers.models import reward_model
 from tandem.workers.models.reward_model import RewardModel
 from tandem.workers.roles.reward import RewardRank, RewardSpec, RewardWorker
 
-END = "</s>"  # end and padding in one, as in many released models
+END = "</s>"  # one token for both end and padding, as in many released models
 TEXTS = ["3+4=7", "1+1=2 and a longer text", "9", f"3+4=7{END}", f"1{END}2{END}{END}", "12+34=46"]
 
 
@@ -59,7 +59,7 @@ def model(path: str) -> Iterator[RewardModel]:
 
 
 def by_hand(path: str, text: str) -> float:
-    """The head on the last token of an unpadded text."""
+    """The expected score: the head's output at the last token of an unpadded text."""
     network = Qwen2ForSequenceClassification.from_pretrained(path).eval()
     ids = PreTrainedTokenizerFast.from_pretrained(path)(text)["input_ids"]
     with torch.inference_mode():
@@ -68,7 +68,7 @@ def by_hand(path: str, text: str) -> float:
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(path: str, tmp_path: Path) -> None:
-    """Tokens were added and the embedding not resized."""
+    """A reward model is refused if tokens were added to its tokenizer without resizing the embedding."""
     other = save(tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(other)
     rows = len(tokenizer)
@@ -149,7 +149,7 @@ def test_the_worker_adds_the_model_to_the_functions(path: str, monkeypatch: pyte
 
 
 def seen_by(model: RewardModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Collects the rows of ids that the network is given."""
+    """Collects the rows of token ids that the network receives."""
     rows: list[list[int]] = []
     score = RewardModel._score
 
@@ -176,7 +176,7 @@ def scored(reward: str, policy: str | None, rollouts: list[Rollout]) -> list[flo
 
 
 def test_a_policy_of_the_same_tokenizer_is_read_as_it_sampled(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end token included, and ids that their text would not give."""
+    """The reward model reads the sampled ids, including the end token and ids that encoding the text would not give."""
     seen = seen_by(RewardModel(path), monkeypatch)
     prompt, response = [1, 22, 14, 23, 32], [26, 2, 0]
     [score] = scored(path, path, [sampled(prompt, response)])
@@ -196,7 +196,7 @@ def test_samples_may_be_ids_and_texts_in_one_call(model: RewardModel) -> None:
 
 
 def changed(path: str, folder: Path, change: str) -> str:
-    """The tokenizer of a folder with one thing changed, as that of a policy."""
+    """The tokenizer of a folder with one change; stands in for a policy's tokenizer."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
     core = tokenizer.backend_tokenizer
     if change == "vocabulary":
@@ -239,7 +239,7 @@ def test_ids_that_the_model_has_no_weights_for_are_read_as_text(path: str, monke
 
 
 def test_a_text_has_the_special_tokens_that_the_model_was_trained_with(tmp_path: Path) -> None:
-    """Behind it too, also where the text brings its own begin token."""
+    """The tokenizer's template adds tokens before and after the text, but no second begin token."""
     path = save(tmp_path, begin="<s>")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
     both = [("<s>", 1), (END, 0)]

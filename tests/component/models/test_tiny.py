@@ -32,7 +32,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def builds(folder_config: ModelConfig) -> int:
-    """How many fine-tuning steps a call takes: 0 on a cache hit."""
+    """The number of fine-tuning steps that a call takes; 0 on a cache hit."""
     seen: list[int] = []
     prepare_tiny(folder_config, TASK, lambda step, total: seen.append(step))
     return sum(step > 0 for step in seen)
@@ -159,7 +159,7 @@ def test_random_state_and_threads_of_the_caller_stay() -> None:
 
 
 def test_a_build_that_loses_the_race_uses_the_winner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both publish at the same moment: the barrier holds each until the other has built."""
+    """A barrier makes both builds finish before either publishes its result."""
     barrier, publish, folders = threading.Barrier(2), tiny._publish, []
 
     def together(building: Path, folder: Path) -> None:

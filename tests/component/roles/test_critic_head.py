@@ -53,7 +53,7 @@ def critic(path: str, head: str) -> CriticWorker:
 
 
 def as_batch(texts: list[str]) -> RolloutBatch:
-    """Texts as rows: the first character is the prompt, the others are the response."""
+    """A batch of texts: the first character is the prompt, the rest is the response."""
     rollouts = []
     for text in texts:
         first, *rest = TOKENIZER(text)["input_ids"]

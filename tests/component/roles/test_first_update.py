@@ -19,7 +19,7 @@ Steps = list[dict[str, Any]]
 
 
 def steps_of(path: str, folder: Path, *overrides: str, count: int = 3) -> Steps:
-    """The records of a run of so many steps with the small random model."""
+    """The records of a run of this many steps with the small random model."""
     fixed = [f"model.path={path}", f"run.dir={folder}", "run.name=r", f"run.steps={count}", "cluster=inline"]
     small = [
         "data.prompts_per_step=6",
@@ -43,7 +43,7 @@ DENSE = "reward.functions={matching_characters: 1.0}"
 def test_the_first_update_is_on_policy(tiny_path: str, tmp_path: Path, algo: str) -> None:
     own = ["critic.warmup_steps=0"] if algo == "vapo" else []
     first, second, third = steps_of(tiny_path, tmp_path, f"algo={algo}", DENSE, "algo.kl_loss_coef=0.01", *own)
-    for step in (first, second, third):  # one update per batch: each is a first one
+    for step in (first, second, third):  # one update per batch, so every update is a first update
         assert step["policy/ratio_gap_max"] < 1e-4
         assert step["policy/clip_frac"] == 0
         assert step["rollout/logprob_gap"] < 1e-4
@@ -54,7 +54,7 @@ def test_the_first_update_is_on_policy(tiny_path: str, tmp_path: Path, algo: str
 
 
 def test_a_model_with_dropout_is_on_policy_too(tmp_path: Path) -> None:
-    """An OPT, whose layers keep their rate as a plain number: with it ratios of a first update reach 3."""
+    """OPT layers keep their dropout rate as a plain number; with dropout, ratios of the first update would reach 3."""
     tokenizer = character_tokenizer("0123456789+=")
     sizes = {"hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
     rates = {"dropout": 0.1, "attention_dropout": 0.1, "layerdrop": 0.1}
@@ -77,7 +77,7 @@ def test_a_later_update_of_the_same_batch_is_off_policy(tiny_path: str, tmp_path
 def test_epochs_stop_at_the_kl_target(tiny_path: str, tmp_path: Path) -> None:
     more = ["train.epochs_per_batch=4", "algo.kl_stop=1e-4"]
     [step] = steps_of(tiny_path, tmp_path, "algo=grpo", DENSE, *more, count=1)
-    assert step["policy/epochs"] == 2  # the first epoch is where the policy still is the old one
+    assert step["policy/epochs"] == 2  # in the first epoch, the policy still equals the old policy
 
 
 def test_a_kl_penalty_in_the_reward_is_steered_to_its_target(tiny_path: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def batch_of(worker: ActorWorker) -> TrainBatch:
 
 
 def gradient(worker: ActorWorker, part: TrainBatch) -> Tensor:
-    """By one plain backward pass."""
+    """The gradient from a single backward pass."""
     model = worker.backend.engine.module  # type: ignore[attr-defined]
     gradients = torch.autograd.grad(worker._objective(model, part).loss, list(model.parameters()))
     return torch.cat([one.flatten() for one in gradients]).double()

@@ -23,7 +23,7 @@ ROWS, WIDTH = 3, 128
 
 
 def by_worker() -> dict[str, list[Case]]:
-    """The cases of the benchmark that one worker can run, whatever their size."""
+    """The cases of the benchmark that one worker can run, of any size."""
     found: dict[str, list[Case]] = {}
     for case in CASES:
         name = f"{case.shape}-{case.role}-{case.attention}{'-checkpointing' if case.checkpointing else ''}"
@@ -38,14 +38,14 @@ def test_a_pass_needs_what_is_predicted(cases: list[Case], tmp_path: Path) -> No
     save_model(first, tmp_path)
     worker = make_worker(first, path)
     worker.max_tokens = max(case.rows * case.width for case in cases)
-    one_pass(Case(first.shape, first.role, 1, 8), worker)()  # gradients and moments are there
+    one_pass(Case(first.shape, first.role, 1, 8), worker)()  # gradients and moments are allocated
     planned = {case.name: predicted(case, path) for case in cases}
     measured = {case.name: allocated_peak(one_pass(case, worker)) for case in cases}
     assert planned == pytest.approx(measured, rel=PROMISED)
 
 
 def test_an_engine_needs_what_is_predicted(tmp_path: Path) -> None:
-    """16 samples of 4 prompts of different lengths, with as many responses as are possible."""
+    """The engine samples 16 responses of the maximum length to 4 prompts of different lengths."""
     save_model(Case("llama", "actor", ROWS, WIDTH), tmp_path)
     settings, path = ModelConfig(), str(tmp_path)
     spec = RolloutSpec(path, settings, RolloutConfig())

@@ -119,7 +119,7 @@ def test_a_crash_costs_one_sample(make: Callable[..., RewardWorker], functions: 
 def test_prints_do_not_disturb(make: Callable[..., RewardWorker], functions: str, capfd: Any) -> None:
     worker = make(functions={}, function=functions)
     assert [score.reward for score in worker.score([rollout("print"), rollout("a")])] == [0.5, 0.5]
-    worker.close()  # what is printed is passed on beside the scores
+    worker.close()  # printed output is passed on in addition to the scores
     out, err = capfd.readouterr()
     assert out == ""
     assert err == "[1.0, null, null]\nto file descriptor 1\n"
@@ -131,7 +131,7 @@ def test_limits_threads_and_fields_reach_the_function(make: Callable[..., Reward
     assert worker.score([rollout("a")]) == [Score(reward=2.0 * (2 + 10 + 3), parts={"environment": 15.0})]
 
 
-# What scores are made of
+# The parts of scores
 
 
 def test_parts_are_weighted_and_named(make: Callable[..., RewardWorker], functions: str) -> None:
@@ -208,7 +208,7 @@ def test_memory_counts_bytes(make: Callable[..., RewardWorker]) -> None:
 
 
 def test_what_a_reward_actor_is_sent_imports_no_transformers() -> None:
-    """Its calls run in threads, and two threads cannot import transformers at once: only `start` may."""
+    """Only `start` may import transformers, because other calls run in threads and concurrent imports of it fail."""
     code = (
         "import sys\n"
         "from tandem.platform.experience.batch import Rollout\n"
@@ -232,7 +232,7 @@ VERIFIER = "def strict(sample):\n    return float(sample.response == 'right')\n"
 
 @pytest.fixture
 def shaped(tmp_path: Path) -> Iterator[Callable[[str], RewardWorker]]:
-    """A worker whose training reward is the length of a response, with a verifier."""
+    """A worker with a verifier, whose training reward is the length of a response."""
     (tmp_path / "own.py").write_text(WORDY + VERIFIER)
     workers: list[RewardWorker] = []
 

@@ -93,7 +93,7 @@ def test_a_character_of_several_tokens_counts_from_its_first(bpe: Any) -> None:
 
 
 def test_ends_never_fall_nor_pass_the_text() -> None:
-    """Of a tokenizer that draws an apostrophe to the word before it: "do n't" has fewer characters than "do n"."""
+    """Some tokenizers join an apostrophe with the word before it, so a text can get shorter when a token is added."""
     texts = {1: "do", 2: "do n '", 3: "don't", 4: "don't."}
     assert token_ends(lambda ids: texts[len(ids)], [7, 7, 7, 7], "don't.") == [2, 6, 6, 6]
     assert token_ends(lambda ids: "", [], "") == []
@@ -127,7 +127,7 @@ def test_a_response_that_is_a_stop_token_alone_has_no_characters(tiny_path: str)
 
 @pytest.fixture(scope="module")
 def spaced_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose words begin with their space, and which says the word bad again and again."""
+    """A model that always says " bad"; each word token of its tokenizer begins with a space."""
     path, tokenizer = tmp_path_factory.mktemp("spaced"), sentencepiece_like()
     config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, eos_token_id=2)
     model = GPT2LMHeadModel(config)
@@ -143,7 +143,7 @@ def spaced_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_text_and_ends_go_on_from_the_prompt(spaced_path: str, keep: bool) -> None:
-    """Decoded alone, the first word has no space: `Answer:bad` would be what a reward function puts together."""
+    """If the response were decoded alone, its first word would lose its space, and prompt + response be `Answer:bad`."""
     worker = rollout_worker(spaced_path, keep_special_tokens=keep)
     tokenizer = worker.engine.tokenizer
     many = "the answer is good. " * 9
@@ -171,7 +171,7 @@ def test_no_ends_are_counted_where_no_estimator_reads_them(tiny_path: str) -> No
 
 
 def spoken(text: str, *ends: int) -> Rollout:
-    """A response whose tokens end at these characters."""
+    """A response whose tokens end at these positions in the text."""
     ids, many = tuple(range(3, 3 + len(ends))), len(ends)
     own = rollout(text)
     return replace(own, response_ids=ids, response_mask=(True,) * many, logprobs=(-0.5,) * many, token_ends=ends)
@@ -221,7 +221,7 @@ def test_invalid_steps_stop_with_the_sample(make: Callable[..., RewardWorker], w
 
 
 def test_from_sampling_to_the_credit_of_each_token(make: Callable[..., RewardWorker], tiny_path: str) -> None:
-    """The embedded model and task: one character is one token, the end token is worth nothing of its own."""
+    """In the embedded task, each character is one token, and the end token earns no reward."""
     worker = rollout_worker(tiny_path)
     asked = prompts("37+38=", "12+63=", tokenizer=worker.engine.tokenizer)
     rollouts = worker.generate(asked, SAMPLING)
@@ -242,4 +242,4 @@ def test_from_sampling_to_the_credit_of_each_token(make: Callable[..., RewardWor
         batch.token_rewards, batch.step_ends, batch.response_mask, batch.group_ids, batch.scored, group_std="population"
     )
     varied = [row for row in range(len(batch)) if len(set(credit[row][batch.response_mask[row]].tolist())) > 1]
-    assert varied  # tokens of one response differ, which an outcome reward cannot bring about
+    assert varied  # the tokens of one response differ, which is impossible with an outcome reward

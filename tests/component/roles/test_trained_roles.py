@@ -20,7 +20,7 @@ from tandem.workers.roles.reference import ReferenceSpec, ReferenceWorker
 
 
 def test_first_update_is_on_policy(tiny_path: str) -> None:
-    """Scored row by row, trained in other cuts: the ratio is 1, nothing is clipped, approximate KL is 0."""
+    """Log-probs and update use different micro-batches, yet the ratio is 1, nothing is clipped, and approximate KL is 0."""
     batch = samples()
     old = actor(tiny_path, budget=1).logprobs(batch)
     metrics = reduce_totals([actor(tiny_path, budget=30).update([train_batch(batch, old)])])
@@ -62,7 +62,7 @@ def test_the_update_does_not_depend_on_the_cut(tiny_path: str, make: object, bud
 def test_every_trainable_tensor_moves(tiny_path: str, make: object) -> None:
     worker, batch = make(tiny_path), samples()  # type: ignore[operator]
     totals = worker.update([train_batch(batch, torch.full(batch.tokens.shape, -2.0))])
-    # The critic's head starts at zero, so its body has no gradient in the very first update.
+    # The critic's head starts at zero, so its body has no gradient in the first update.
     if make is critic:
         assert {name for name in totals.unmoved if "head" in name} == set()
         totals = worker.update([train_batch(batch, torch.full(batch.tokens.shape, -2.0))])

@@ -38,7 +38,7 @@ while True:
 
 
 class Role:
-    """A trained role whose tensors all have the number of the step."""
+    """A trained role whose tensors all hold the number of the step."""
 
     def __init__(self, value: float = 0.0, size: int = 3) -> None:
         self.value, self.size = value, size
@@ -74,7 +74,7 @@ def steps(store: Checkpoints) -> list[int]:
 
 
 def check_whole(store: Checkpoints) -> int:
-    """Everything of the newest one is of one step; which."""
+    """Asserts that all parts of the newest checkpoint are from one step; returns the step."""
     found = store.find("auto", lambda text: None)
     assert found is not None
     assert found.driver() == {"step": found.step}
@@ -108,7 +108,7 @@ def test_what_is_saved_is_found(url: str) -> None:
 
 
 def test_the_newest_and_the_best_stay(url: str) -> None:
-    """Also those that another process has written."""
+    """Checkpoints written by another `Checkpoints` object count too."""
     for step, score in [(1, 0.9), (2, 0.2), (3, 0.5), (4, 0.1), (5, None)]:
         save(Checkpoints(url, keep=2, keep_best=2), step, score)
     assert steps(Checkpoints(url, 2)) == [1, 3, 4, 5]
@@ -136,7 +136,7 @@ def test_the_newest_whole_one_is_used(tmp_path: Path, victim: str, how: str) -> 
 
 
 def test_a_damaged_newer_one_costs_no_whole_one(tmp_path: Path) -> None:
-    """Going on from 2 past a damaged 4: with keep=1, 3 is the newest whole one once it is written."""
+    """A run resumes from step 2 because step 4 is damaged; with keep=1, step 3 is then the newest complete checkpoint."""
     for step in (2, 4):
         save(Checkpoints(str(tmp_path), keep=2), step)
     (tmp_path / "step-000004" / "driver.json").unlink()
@@ -191,7 +191,7 @@ def test_an_object_store_is_not_whole_while_a_step_is_written_again(monkeypatch:
 
 
 def test_none_is_whole(tmp_path: Path) -> None:
-    """Beginning anew in silence would be worse."""
+    """If no checkpoint is complete, the run is refused instead of silently starting over."""
     store = Checkpoints(str(tmp_path), keep=3)
     (tmp_path / "step-000001").mkdir()
     with pytest.raises(ConfigError, match=r"step-000001 is not a complete checkpoint.*checkpoint\.resume=never"):
@@ -213,7 +213,7 @@ def test_content_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", range(1, 14))
 def test_a_full_disk_leaves_the_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-    """The write of any file fails, or the sync of a folder: the run ends clearly, and later goes on."""
+    """If writing a file or syncing a folder fails, the run ends with a clear error and can be resumed later."""
     store = Checkpoints(str(tmp_path), keep=1)
     save(store, 2)
     calls, sync = 0, os.fsync
@@ -269,12 +269,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_writer_leaves_whole_ones(tmp_path: Path) -> None:
-    """kill -9 at whatever byte: what is found is whole, of one step, and no older than what was there before."""
+    """After SIGKILL at any byte, the checkpoint found is complete, from one step, and at least as new as before."""
     for attempt in range(8):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parent)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        process.stdout.readline()  # one is there
+        process.stdout.readline()  # the first checkpoint is complete
         time.sleep(0.004 * attempt)
         process.send_signal(signal.SIGKILL)
         said = process.stdout.read().split()

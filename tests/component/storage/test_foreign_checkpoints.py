@@ -26,7 +26,7 @@ NAMES = (
 
 
 def tampered(folder: Path, name: str) -> str:
-    """A checkpoint whose manifest names one file more, with the right size and hash of what is there."""
+    """A checkpoint whose manifest names one more file, with the correct size and hash of that file."""
     place = Path(save(Checkpoints(str(folder), keep=2), 1))
     manifest = json.loads((place / "manifest.json").read_text())
     content = b"planted"
@@ -39,7 +39,7 @@ def tampered(folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
-    """Whatever command reads it: resuming, exporting, looking for the newest."""
+    """Every reader refuses such a name: resuming, exporting and finding the newest checkpoint."""
     place = tampered(tmp_path / "own", name)
     before = sorted(tmp_path.rglob("*"))
     for read in (
@@ -129,7 +129,7 @@ def exported(path: str) -> None:
 def test_only_what_a_run_writes_is_read(
     tmp_path: Path, what: str, kind: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the place of a file or folder of a checkpoint stands something else; nobody waits for it."""
+    """A pipe, link or device in place of a checkpoint's file or folder is not read, and no reader waits for it."""
     place = Path(save(Checkpoints(str(tmp_path / "run" / "checkpoints"), keep=2), 1))
     path = {"checkpoints": place.parent, "step-000001": place}.get(what, place / what)
     path.rename(tmp_path / "elsewhere")
@@ -144,7 +144,7 @@ def test_only_what_a_run_writes_is_read(
     except ConfigError:
         said = "".join(capsys.readouterr())
         assert "Traceback" not in said
-    else:  # there is no checkpoint then
+    else:  # no checkpoint was found
         assert found is None
         assert what in ("checkpoints", "step-000001")
         assert kind != "link"
@@ -152,7 +152,7 @@ def test_only_what_a_run_writes_is_read(
 
 
 def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
-    """Neither as an older checkpoint nor as a draft."""
+    """A link is not followed when old checkpoints or incomplete drafts are removed."""
     other = Path(save(Checkpoints(str(tmp_path / "other"), keep=1), 1))
     own = Checkpoints(str(tmp_path / "own"), keep=1)
     save(own, 2)

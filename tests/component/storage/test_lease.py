@@ -35,7 +35,7 @@ def store() -> tuple[Any, str]:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From the call on, this process is none that others could see."""
+    """A function after whose call other processes cannot see this process, as if it were on another machine."""
     return lambda: monkeypatch.setattr(module, "_pids_of", lambda: uuid.uuid4().hex)
 
 
@@ -87,7 +87,7 @@ def test_a_holder_that_died_on_this_machine_is_not_waited_for(
 
 
 def test_who_lost_the_lease_saves_nothing(store: tuple[Any, str], elsewhere: Callable[[], None]) -> None:
-    """As after a loss of the network for longer than another waits."""
+    """A run can lose its lease if its network fails for longer than another run waits."""
     elsewhere()
     fs, root = store
     checkpoints = Checkpoints(f"memory://{root}", keep=1)
@@ -98,7 +98,7 @@ def test_who_lost_the_lease_saves_nothing(store: tuple[Any, str], elsewhere: Cal
             with pytest.raises(LeaseLost, match="another run has taken over"):
                 checkpoints.save(1, {}, {}, lambda folder: None, {}, None)
             time.sleep(0.3)
-            check()  # the first has not written its lease again
+            check()  # the first run has not written its lease again
             assert not checkpoints.has_any()
 
 
@@ -132,7 +132,7 @@ def test_of_many_at_once_at_most_one_writes(store: tuple[Any, str], elsewhere: C
 
 
 def test_on_a_disk_it_is_a_lock(tmp_path: Path) -> None:
-    """Which a killed process gives back at once."""
+    """On a disk, the lease is a file lock, which the system releases as soon as its process is killed."""
     code = (
         "import sys\nfrom tandem.launch.storage.checkpoints import Checkpoints\n"
         "from tandem.launch.storage.lease import only_writer\n"

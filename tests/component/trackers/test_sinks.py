@@ -35,7 +35,7 @@ def start(tmp_path: Path, code: str, notes: list[str], *arguments: str) -> Sink:
 
 
 def close(sink: Sink, seconds: float = 10.0) -> float:
-    """Seconds that closing took; the process is gone after it."""
+    """Closes the tracker and asserts that its process has ended; returns the seconds that closing took."""
     began = time.monotonic()
     sink.close(began + seconds)
     assert not psutil.pid_exists(sink._process.pid)
@@ -70,7 +70,7 @@ def test_one_that_fails_warns_once_with_its_last_words(tmp_path: Path) -> None:
 
 
 def test_one_that_hangs_neither_blocks_nor_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads nothing: the pipe fills up, then the queue."""
+    """The tracker reads nothing, so the pipe fills up, and then the queue."""
     monkeypatch.setattr(module, "QUEUE", 20)
     notes: list[str] = []
     sink = start(tmp_path, "import time; time.sleep(600)", notes)
@@ -84,7 +84,7 @@ def test_one_that_hangs_neither_blocks_nor_stays(tmp_path: Path, monkeypatch: py
 
 
 def test_one_that_asks_gets_no_answer(tmp_path: Path) -> None:
-    """A prompt on the terminal finds no terminal."""
+    """A tracker that prompts for input has no terminal to read from."""
     notes: list[str] = []
     sink = start(tmp_path, "import getpass; getpass.getpass('API key: ')", notes)
     assert close(sink, 5.0) < 8
@@ -122,7 +122,7 @@ def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SINKS)
 def test_a_real_tracker(tmp_path: Path, facts: dict[str, Any], name: str) -> None:
-    """Without network and without a key; a planted secret is nowhere in what it leaves."""
+    """Runs offline and without an API key; a planted secret appears in none of the tracker's files."""
     notes: list[str] = []
     sinks = Sinks([name], facts, tmp_path / "r", notes.append)
     for step in (1, 2, 3):
@@ -135,7 +135,7 @@ def test_a_real_tracker(tmp_path: Path, facts: dict[str, Any], name: str) -> Non
 
 
 def check(name: str, folder: Path) -> None:
-    """The rewards 0.25, 0.5, 0.75 can be read from what the tracker left."""
+    """Asserts that the rewards 0.25, 0.5, 0.75 are in the tracker's files."""
     if name == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

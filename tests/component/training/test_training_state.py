@@ -18,7 +18,7 @@ from tandem.workers.training.state import StateError
 
 
 class Line(nn.Module):
-    """Numbers whose gradients are given."""
+    """A model with parameters whose gradients are the input."""
 
     def __init__(self, start: Sequence[float]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def step(one: DeepSpeedBackend, gradient: float) -> dict[str, tuple[float, float
 
 
 def moved(one: DeepSpeedBackend, into: DeepSpeedBackend) -> None:
-    """The state of one, taken up by the other."""
+    """Copies the training state of one backend into another."""
     parts = [{name: tensor.clone() for name, tensor in part.items()} for part in one.state_parts()]
     assert len(parts) == one.state_part_count()
     into.begin_load(one.updates())
@@ -75,7 +75,7 @@ def state(one: DeepSpeedBackend) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("stage", "later"), [(0, 0), (1, 1), (2, 2), (3, 3), (0, 3), (3, 0), (2, 3)])
 def test_two_updates_and_two_more_are_four(stage: int, later: int, dtype: str) -> None:
-    """Bitwise, weights, moments and learning rate; also where another ZeRO stage goes on."""
+    """Weights, moments and learning rate are bitwise equal, even if training continues with another ZeRO stage."""
     straight, first = backend(stage, dtype, lr_warmup_steps=3), backend(stage, dtype, lr_warmup_steps=3)
     for gradient in (1.0, 0.5):
         assert step(straight, gradient) == step(first, gradient)
@@ -94,7 +94,7 @@ def test_two_updates_and_two_more_are_four(stage: int, later: int, dtype: str) -
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_adam_by_hand(stage: int) -> None:
-    """lr 0.1, gradients 1, 1, then -1, -1 after a restart: moments that are lost would give -0.1 and 0."""
+    """With lr 0.1 and gradients 1, 1 and, after a restart, -1, -1: lost moments would give -0.1 and 0."""
     first = backend(stage)
     seen = []
     for gradient in (1.0, 1.0):
@@ -109,7 +109,7 @@ def test_adam_by_hand(stage: int) -> None:
 
 
 def test_the_warm_up_goes_on() -> None:
-    """Ten updates to 1e-6; after five, the sixth has 6e-7."""
+    """The warm-up takes ten updates to reach 1e-6, so the sixth update, after a restart, has 6e-7."""
     first = backend(0, lr=1e-6, lr_warmup_steps=10)
     for _ in range(5):
         step(first, 1.0)
@@ -128,7 +128,7 @@ def test_before_the_first_update_there_are_no_moments() -> None:
 
 
 def load(one: DeepSpeedBackend, part: dict[str, Tensor]) -> None:
-    """A state of one update in one part."""
+    """Loads a state after one update, in one part."""
     one.begin_load(1)
     one.load_part(part)
     one.end_load(1)

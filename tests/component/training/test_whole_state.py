@@ -32,7 +32,7 @@ BIAS = "e_score_correction_bias"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small DeepSeek-V3 whose router has a correction that decides which experts are taken."""
+    """A small DeepSeek-V3 whose router has a correction buffer that determines the chosen experts."""
     folder, tokenizer = tmp_path_factory.mktemp("model"), character_tokenizer("0123456789+=")
     config = small_config_of("deepseek_v3", rate=0.0)
     config.vocab_size, config.eos_token_id, config.pad_token_id = len(tokenizer), tokenizer.eos_token_id, 0
@@ -83,7 +83,7 @@ def test_buffers_are_saved_sent_and_taken_up_again(path: str, stage: int, later:
 
 
 def test_bfloat16_leaves_buffers_as_they_were(path: str) -> None:
-    """Rotary frequencies rounded to 8 bits would be off by whole turns a thousand tokens on."""
+    """Rotary frequencies rounded to 8 bits would be off by whole turns after a thousand tokens."""
     model = load_policy(path, ModelConfig(dtype="bfloat16"))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     frequencies = [name for name in before if name.endswith("inv_freq")]
@@ -113,7 +113,7 @@ def test_the_engine_takes_buffers_and_answers_with_their_checksums(path: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_exported_is_the_policy_that_was_trained(path: str, tmp_path: Path, dtype: str) -> None:
-    """Log-probs of the export are those of the trained policy, and what the run sampled from was that policy too."""
+    """The export gives the trained policy's log-probs, and the run sampled from the same policy."""
     own = [f"model.path={path}", f"run.dir={tmp_path}", "run.name=r", "run.steps=2", "cluster=inline", "algo=grpo"]
     own += [
         "tracking.console=none",

@@ -60,7 +60,7 @@ def test_parts_of_a_users_own_file(tmp_path: Path) -> None:
     file.write_text(OWN)
     made = resolve("mine", f"{file}:pairs", f"{file}:likelihood")
     assert (made.needs_critic, made.estimator.min_group, made.objective.reads) == (False, 2, ())
-    assert resolve("mine", f"{file}:doubled", "gspo").estimator.min_group == 1  # a function says nothing of it
+    assert resolve("mine", f"{file}:doubled", "gspo").estimator.min_group == 1  # a plain function does not declare it
     config, given = compose([f"adv_estimator={file}:pairs", f"algo.policy_loss={file}:likelihood"])
     validate(config, given)
     with pytest.raises(ConfigError, match=r"adv_estimator=.*own\.py:pairs compares the samples .* needs at least 2"):

@@ -39,7 +39,7 @@ class Policy:
 
     def __init__(self, seed: int) -> None:
         batch, logprobs, entropy = train_case(seed)
-        # The scalars below are per row, so they follow it into whatever part of the batch it goes.
+        # The scalars below are per row, so each stays with its row when the batch is split.
         rollout = replace(batch.rollout, policy_version=torch.arange(ROWS))
         self.batch = replace(batch, rollout=rollout)
         self.logprobs, self.entropy = logprobs, entropy
@@ -117,7 +117,7 @@ def test_order_of_rows_does_not_matter(name: str, mode: str, seed: int) -> None:
 
 
 def leaves(batch: TrainBatch, logprobs: Tensor, entropy: Tensor, name: str, algo: AlgoConfig) -> tuple[LossOutput, Tensor]:
-    """(output, gradients of log-probs and entropies one above the other)."""
+    """(output, stacked gradients of log-probs and entropies)."""
     both = torch.stack([logprobs, entropy]).requires_grad_()
     output = policy_objective(both[0], both[1], batch, POLICY_LOSSES[name].loss, algo, LONGEST)
     output.loss.backward()  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ def test_nothing_outside_the_mask_reaches_loss_gradient_or_metrics(name: str, mo
 
 
 def far_out(new: float, old: float, ref: float, advantage: float) -> tuple[TrainBatch, Tensor]:
-    """Rows of: far out on all tokens; on one of three; on none. With (batch, new log-probs)."""
+    """(batch, new log-probs); rows with extreme log-ratios on all tokens, on one of three tokens, and on none."""
     far = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)
 
     def of(value: float) -> Tensor:

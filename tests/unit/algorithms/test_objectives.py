@@ -28,7 +28,7 @@ FULL = AlgoConfig(clip_ratio_high=0.28, dual_clip=3.0, kl_loss_coef=0.1, kl_loss
 
 
 class TinyModel(nn.Module):
-    """Logits and values from the tokens so far, by a running mean of embeddings."""
+    """Computes logits and values from a running mean of the embeddings so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def test_kl_term_is_there_only_when_its_coefficient_is_on() -> None:
     output, grad, _ = leaves(batch, torch.tensor([[0.0, -1.0]]), AlgoConfig())
     assert output.loss.item() == 0
     assert not grad.any()
-    assert "policy/kl" in output.metrics  # watched all the same
+    assert "policy/kl" in output.metrics  # measured even if it is not in the loss
     assert "policy/kl" not in leaves(one_row([-1.0], [0.0]), torch.tensor([[0.0, -1.0]]), AlgoConfig())[0].metrics
     with pytest.raises(AssertionError, match="needs reference log-probs"):
         leaves(one_row([-1.0], [0.0]), torch.tensor([[0.0, -1.0]]), AlgoConfig(kl_loss_coef=0.1))

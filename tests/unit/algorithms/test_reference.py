@@ -24,7 +24,7 @@ from tandem.platform.algorithms.registry import ESTIMATORS, POLICY_LOSSES, resol
 from tandem.platform.config.algo import AlgoConfig
 from tandem.platform.rewards.shaping import overlong_penalty
 
-# What surrounds every estimator: KL in the reward, masks, correction.
+# Settings around every estimator: KL in the reward, masks, correction.
 AROUND: list[dict[str, Any]] = [
     {},
     {"kl_reward_coef": 0.1, "kl_reward_estimator": "k3"},
@@ -46,7 +46,7 @@ def test_every_setting_that_an_estimator_reads_is_varied() -> None:
 
 
 def spread(rows: list[list[float | None]], mask: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """(values (B, T), the tokens that count (B, T)) of lists over the tokens that `mask` selects."""
+    """Spreads lists over the tokens that `mask` selects: (values (B, T), the tokens that count (B, T))."""
     values, counts = np.zeros((ROWS, WIDTH)), np.zeros((ROWS, WIDTH), dtype=bool)
     for b, row in enumerate(rows):
         for column, value in zip(np.flatnonzero(mask[b].numpy()), row, strict=True):
@@ -111,7 +111,7 @@ def test_correction_is_that_of_the_papers(mode: str, level: str) -> None:
         )
 
 
-# What surrounds every objective.
+# Settings around every objective.
 TERMS: list[dict[str, Any]] = [
     {},
     {"clip_ratio_low": 0.1, "clip_ratio_high": 0.5, "dual_clip": 2.0},

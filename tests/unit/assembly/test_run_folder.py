@@ -37,7 +37,7 @@ class Role:
 
 
 def start(settings: Config, notes: list[str] | None = None) -> tuple[Path, Checkpoints]:
-    """As a run starts: what it finds, and its folder."""
+    """Starts a run as the command does; returns its folder and its checkpoints."""
     checkpoints = checkpoints_of(settings)
     found = checkpoints.find(settings.checkpoint.resume, lambda text: None)
     return make_folder(settings, 0.0, checkpoints, found, (notes if notes is not None else []).append), checkpoints
@@ -48,7 +48,7 @@ def save(checkpoints: Checkpoints, step: int) -> str:
 
 
 def measure(folder: Path, status: str | None, step: int = 1) -> None:
-    """A run that did one step, and ended so; None: killed."""
+    """Records one step of a run that ends with this status (None: it is killed)."""
     recorder = Recorder(folder, 0.0)
     recorder.step(step, {"step": float(step), "reward/mean": 0.5}, 1.0)
     if status:
@@ -57,7 +57,7 @@ def measure(folder: Path, status: str | None, step: int = 1) -> None:
 
 @pytest.mark.parametrize("status", ["failed", "interrupted", None])
 def test_an_attempt_without_a_checkpoint_is_set_aside(tmp_path: Path, status: str | None) -> None:
-    """The same command again, as a cluster gives it after a preemption, begins anew; nothing measured is lost."""
+    """The same command, started again without a checkpoint, starts over and keeps the records of the first attempt."""
     for attempt in (1, 2):
         notes: list[str] = []
         folder, _ = start(config(tmp_path), notes)
@@ -98,7 +98,7 @@ def test_a_run_with_checkpoints_goes_on_or_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_runs_of_one_name_do_not_go_on_from_each_other(tmp_path: Path) -> None:
-    """They share checkpoint.dir, and each has records of its own."""
+    """Two runs with the same checkpoint.dir but different records do not resume from each other's checkpoints."""
     place = str(tmp_path / "shared")
     folder, checkpoints = start(config(tmp_path / "one", dir=place))
     measure(folder, "interrupted")
@@ -115,7 +115,7 @@ def test_two_runs_of_one_name_do_not_go_on_from_each_other(tmp_path: Path) -> No
 
 
 def test_a_run_that_goes_on_began_when_it_began(tmp_path: Path) -> None:
-    """And an attempt that was set aside is no beginning."""
+    """A resumed run keeps its start time; an attempt that was set aside does not count as the start."""
 
     def told() -> dict[str, Any]:
         return dict(json.loads((tmp_path / "a" / "run.json").read_text()))
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_began_when_it_began(tmp_path: Path) -> None:
 
 
 def test_a_run_that_lost_its_records_goes_on_in_the_same_place(tmp_path: Path) -> None:
-    """As on a new node, with the checkpoints on shared storage."""
+    """This happens on a new node if only the checkpoints are on shared storage."""
     settings = config(tmp_path / "one", dir=str(tmp_path / "shared"))
     folder, checkpoints = start(settings)
     save(checkpoints, 1)
@@ -164,7 +164,7 @@ def test_checkpoints_without_an_identity_are_gone_on_from(tmp_path: Path) -> Non
 
 
 def test_a_run_can_keep_its_next_checkpoints_elsewhere(tmp_path: Path) -> None:
-    """The advice where a place is full: both settings together, and each message on the way there."""
+    """The advice for a full disk works: with both settings, the next checkpoints go to another place."""
     folder, checkpoints = start(config(tmp_path))
     measure(folder, "failed")
     path = save(checkpoints, 1)

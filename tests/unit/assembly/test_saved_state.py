@@ -16,7 +16,7 @@ FACTS = [{"updates": 1, "random": {}}]
 
 
 def take_up(changes: dict[str, Any], facts: Any = FACTS) -> int:
-    """The step that the loop goes on after."""
+    """Restores a state with these changes; returns the step after which the loop continues."""
 
     def load_state(parts: Any, facts: Any) -> None:
         if not facts[0]["random"].get("torch", True):

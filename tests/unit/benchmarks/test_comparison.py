@@ -18,16 +18,16 @@ from tandem.benchmarks.ab.comparison import (
 
 
 def test_two_seeds_by_hand() -> None:
-    """Differences 1 and 3: of the four resamples two have mean 2, one 1, one 3. With two seeds no tail is cut off."""
+    """Differences 1 and 3: the four resamples have means 1, 2, 2 and 3. With two seeds, no tail is cut off."""
     found = paired_difference([2.0, 4.0], [1.0, 1.0])
     assert (found.value, found.low, found.high) == pytest.approx((2.0, 1.0, 3.0))
     assert not found.shows_difference  # two signs alike are no evidence
 
 
 def test_five_seeds_by_hand() -> None:
-    """Differences 1 to 5: t = 2.776, so Phi(-sqrt(5/4) * 2.776) = 0.00096 is cut off, place 2.99 of the resamples 0..3124.
+    """Differences 1 to 5: t = 2.776, so Phi(-sqrt(5/4) * 2.776) = 0.00096 is cut off, index 2.99 of resamples 0..3124.
 
-    The lowest resample is 1, 1, 1, 1, 1; the next five have one 2, and mean 1.2. The highest are the same from 5 downward.
+    The lowest resample is 1, 1, 1, 1, 1; the next five contain one 2 and have mean 1.2. The highest mirror these.
     """
     found = paired_difference([2.0, 4.0, 6.0, 8.0, 10.0], [1.0, 2.0, 3.0, 4.0, 5.0])
     assert expanded_tail(5) == pytest.approx(0.000955, abs=2e-6)
@@ -36,7 +36,7 @@ def test_five_seeds_by_hand() -> None:
 
 
 def test_tails_follow_from_students_table() -> None:
-    """Phi(-sqrt(n / (n - 1)) t), with t of 1, 9 and 100 degrees of freedom; -17.97, -2.384 and -1.994 deviations."""
+    """Phi(-sqrt(n / (n - 1)) t) for t with 1, 9 and 100 degrees of freedom: -17.97, -2.384 and -1.994 deviations."""
     assert expanded_tail(1) == 0.0
     assert expanded_tail(2) < 1e-70
     assert expanded_tail(10) == pytest.approx(0.00856, abs=2e-5)
@@ -44,25 +44,25 @@ def test_tails_follow_from_students_table() -> None:
 
 
 def test_many_seeds_are_normal() -> None:
-    """400 differences of mean 0.1 and deviation 1: 0.1 +- 1.96 / 20."""
+    """400 differences with mean 0.1 and deviation 1 give the interval 0.1 +- 1.96 / 20."""
     draw = random.Random(0)
     raw = [draw.gauss(0, 1) for _ in range(400)]
     centre, spread = mean(raw), math.sqrt(mean([(one - mean(raw)) ** 2 for one in raw]))
     ours = [0.1 + (one - centre) / spread for one in raw]
     found = paired_difference(ours, [0.0] * 400)
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.002, 0.198), abs=0.006)
-    assert paired_difference(ours, [0.0] * 400) == found  # the same whenever it is asked
+    assert paired_difference(ours, [0.0] * 400) == found  # a second call gives the same interval
 
 
 def test_pairing_takes_out_what_seeds_share() -> None:
-    """Seeds differ by far more than arms do; side by side the arm that is better is found."""
+    """Seeds differ far more than arms, but comparing the arms seed by seed finds the better arm."""
     seeds = [0.1, 0.9, 0.4, 0.7, 0.2]
     assert paired_difference([seed + 0.02 for seed in seeds], seeds).shows_difference
     assert not paired_difference(seeds[1:] + seeds[:1], seeds).shows_difference
 
 
 def test_an_arm_against_itself_shows_nothing() -> None:
-    """Of many pairs of equal arms with five seeds, 9 in 100 are claimed to differ: five signs alike are 6 in 100."""
+    """With five seeds, 9 % of pairs of equal arms are reported as different; five equal signs alone occur in 6 %."""
     draw = random.Random(1)
     claims = sum(
         paired_difference([draw.gauss(0, 1) for _ in range(5)], [draw.gauss(0, 1) for _ in range(5)]).shows_difference

@@ -40,7 +40,7 @@ def test_dead_address_fails_in_seconds_and_says_what_to_do() -> None:
 
 
 def test_silent_address_fails_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that drops packets: connecting raises only when the timeout that was passed has run out."""
+    """If a host drops packets, connecting fails only when the timeout has passed."""
     asked: list[float] = []
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
@@ -74,7 +74,7 @@ def test_malformed_address(address: str) -> None:
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad request\r\n\r\n", b"", None])
 def test_what_is_not_rays_head_is_told_in_seconds(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> None:
-    """A web server, one that hangs up, and one that says nothing."""
+    """Tries a web server, a server that closes the connection, and a server that never answers."""
     monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         held = []
@@ -93,7 +93,7 @@ def test_what_is_not_rays_head_is_told_in_seconds(monkeypatch: pytest.MonkeyPatc
         start = time.monotonic()
         assert "something listens there, but it is not Ray's head" in refusal(f"127.0.0.1:{server.getsockname()[1]}")
         assert time.monotonic() - start < 3
-    assert len(held) >= 2  # a first connection, and that of gRPC
+    assert len(held) >= 2  # the first connection and gRPC's connection
 
 
 def test_host_that_cannot_be_a_name() -> None:

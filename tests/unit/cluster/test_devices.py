@@ -19,11 +19,11 @@ from tandem.workers.training.deepspeed import DeepSpeedBackend
     ("given", "visible", "noset", "expected"),
     [
         ([], None, False, []),  # outside Ray
-        (["3"], "3", False, [0]),  # Ray shows the process its own device alone
+        (["3"], "3", False, [0]),  # Ray shows the process only its own device
         (["2", "5"], "2,5", False, [0, 1]),
-        (["3"], None, True, [3]),  # the process sees all of the node
+        (["3"], None, True, [3]),  # the process sees all devices of the node
         (["2", "5"], None, True, [2, 5]),
-        (["6"], "4,6,7", True, [1]),  # the node itself was limited to three
+        (["6"], "4,6,7", True, [1]),  # the node itself is limited to three devices
         (["7", "6"], "4, 6, 7", True, [2, 1]),
         (["GPU-b"], "GPU-a,GPU-b", True, [1]),
         ([], "4,6", True, []),  # a rank without a device of its own
@@ -34,7 +34,7 @@ def test_device_indices(given: list[str], visible: str | None, noset: bool, expe
 
 
 def test_deepspeed_takes_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a process sees several: every device that DeepSpeed names or chooses is the third."""
+    """If the process sees several devices and its rank has the third, DeepSpeed names and chooses only the third."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator: Any = get_accelerator()
@@ -50,7 +50,7 @@ def test_deepspeed_takes_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatch)
         TrainerConfig(),
         ModelConfig(),
         Rank(threads=1),
-        torch.device("cpu", 2),  # torch lets a CPU have a number; nothing here depends on it but the choice
+        torch.device("cpu", 2),  # torch accepts an index for a CPU; here it only affects the chosen device
         (meeting.address, meeting, 60),
     )
     assert os.environ["LOCAL_RANK"] == "2"
@@ -92,7 +92,7 @@ def test_vllm_takes_the_devices_of_the_replica(
 def test_ranks_meet_on_the_network_of_their_address(
     monkeypatch: pytest.MonkeyPatch, before: str | None, inside: str
 ) -> None:
-    """And leave the environment as it was: other nodes' networks may be called otherwise."""
+    """Restores the environment afterwards, because the interfaces of other nodes may have other names."""
     monkeypatch.setattr(runtime, "_own_address", lambda: "127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", before or "")
     if before is None:

@@ -34,7 +34,7 @@ def planned(
     cpus: float = 0.0,
     nodes: Sequence[Mapping[str, float]] | None = None,
 ) -> Placement:
-    """The placement on `nodes`, or on one with so many CPUs and 20 GPUs."""
+    """The placement on `nodes`, by default on one node with `cpus` CPUs and 20 GPUs."""
     request = Request(ranks, config or PlacementConfig(), on_gpu, wide or {})
     return plan_placement(request, [{"CPU": cpus, "GPU": 20.0}] if nodes is None else nodes)
 
@@ -68,7 +68,8 @@ def test_colocated_roles_share_a_device() -> None:
     placement = planned(RANKS, on_gpu=("rollout", "actor", "critic"), cpus=16)
     assert placement.bundles == ({"CPU": 8.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 1.0})
     gpus = {(slot.role, slot.rank): slot.gpus for slot in placement.slots}
-    assert gpus[("actor", 0)] == 0.333  # three share; rounded down, so they never exceed the device
+    # Three ranks share this device. Shares are rounded down, so their sum never exceeds 1.
+    assert gpus[("actor", 0)] == 0.333
     assert gpus[("actor", 1)] == 0.5
     assert gpus[("reward", 0)] == 0.0
 
@@ -162,7 +163,7 @@ ONE_EACH = [{"CPU": 1.0}, {"CPU": 1.0}]
 def test_bundles_are_as_large_as_the_nodes_can_hold() -> None:
     assert planned({"actor": 1}, nodes=ONE_EACH).bundles == ({"CPU": 1.0},)
     assert planned({"actor": 3}, nodes=ONE_EACH).bundles == ({"CPU": 0.5},) * 3
-    # Two of 8 in one node, and the third in the other: a third of all 12 would fit there only once each.
+    # Two bundles fit on the node with 8 CPUs, and one on the node with 4 CPUs.
     assert planned({"actor": 3}, nodes=[{"CPU": 8.0}, {"CPU": 4.0}]).bundles == ({"CPU": 4.0},) * 3
     strict = PlacementConfig(strategy="STRICT_PACK")
     assert planned({"actor": 2}, strict, nodes=[{"CPU": 8.0}, {"CPU": 4.0}]).bundles == ({"CPU": 4.0},) * 2
@@ -202,7 +203,7 @@ def test_bundles_are_as_large_as_the_nodes_can_hold() -> None:
             [{"CPU": 8.0, "GPU": 2.0}] * 2,
             [{"trainer.device": "cpu"}, {"actor.ranks": 4}],
         ),
-        # Two changes where one alone does not do.
+        # Suggests two changes if a single change is not enough.
         (
             {"actor": 2},
             {"strategy": "STRICT_SPREAD", "cpus_per_bundle": 16.0},

@@ -19,7 +19,7 @@ def test_standard_error_comes_last_and_rays_markers_are_left_out(tmp_path: Path)
 def test_of_a_large_log_only_the_end_is_read(tmp_path: Path) -> None:
     path = tmp_path / "worker-a-7.err"
     path.write_text("first\n")
-    os.truncate(path, 2**29)  # sparse: it takes no room on the disk
+    os.truncate(path, 2**29)  # a sparse file, which takes no space on the disk
     with path.open("a") as file:
         file.write("\nthe last words\n")
     tracemalloc.start()
@@ -31,7 +31,7 @@ def test_of_a_large_log_only_the_end_is_read(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_cut_is_left_out(tmp_path: Path) -> None:
-    """Half of a secret would not be known as one."""
+    """A secret that is cut in two would not be recognised and redacted."""
     path = tmp_path / "log"
     path.write_text("s" * TAIL_BYTES + "\nlast\n")
     assert last_lines(path) == ["last"]

@@ -17,10 +17,10 @@ from tandem.workers.cluster.ray_watch import RAYLET_LOST, RayWatch
 
 @dataclass
 class Cluster:
-    """Both, and a watch that looks at them."""
+    """Sockets that stand for Ray's head and raylet, and a `RayWatch` on both."""
 
     head: socket.socket
-    raylet: socket.socket  # our end of the watch's connection
+    raylet: socket.socket  # the test's end of the watch's connection
     watch: RayWatch
     told: queue.Queue[str]
 
@@ -68,7 +68,7 @@ def test_nothing_is_told_of_a_cluster_that_lives(cluster: Cluster) -> None:
 
 
 def test_who_ends_the_cluster_waits_for_what_is_being_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the process, and must not be ended by it half-way."""
+    """Ending the cluster waits while a loss is being reported, because the report must not be cut off."""
     may_return = threading.Event()
     monkeypatch.setattr(cluster.watch, "_on_lost", lambda why: (cluster.told.put(why), may_return.wait(5)))
     cluster.raylet.close()

@@ -219,7 +219,7 @@ def test_every_choice_of_every_group_composes_and_passes() -> None:
 
 
 def test_the_yaml_files_set_only_what_is_declared() -> None:
-    """Hydra checks them against the schema; here, that none of them names a class to build."""
+    """Hydra checks the files against the schema; this test checks that none of them names a class to instantiate."""
     for path in Path(tandem.conf.__file__).parent.rglob("*.yaml"):
         assert "_target_" not in path.read_text(), path
 
@@ -294,7 +294,7 @@ FILES = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml
 
 
 def said_by(choice: str) -> dict[str, Any]:
-    """The settings in the file of a choice, by dotted key."""
+    """The settings in a choice's file, by dotted key."""
     group, _, name = choice.partition("=")
     path = CONF / group / f"{name}.yaml"
     content = OmegaConf.to_container(OmegaConf.load(path)) or {}
@@ -313,7 +313,7 @@ def leaves(section: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 @pytest.mark.parametrize("choice", FILES)
 def test_what_a_file_of_a_group_says_holds(choice: str) -> None:
-    """Whatever the defaults are: none of them comes later and undoes it."""
+    """No default is applied later and overrides a value from the file of a group."""
     config, _ = compose([choice, *(["model.path=base"] if choice == "model=pretrained" else [])])
     composed = {key: value for key, value, _ in each_setting(config)}
     told = said_by(choice)
@@ -322,7 +322,7 @@ def test_what_a_file_of_a_group_says_holds(choice: str) -> None:
 
 
 def test_no_setting_is_said_by_two_groups() -> None:
-    """Else what one of two files says would depend on the order of the groups."""
+    """If two groups set the same setting, its value would depend on the order of the groups."""
     groups: dict[str, set[str]] = {}
     for choice in FILES:
         for key in said_by(choice):

@@ -16,7 +16,7 @@ from tandem.workers.engines.running_batch import RunningBatch
 
 
 class Engine:
-    """Finishes a request after as many steps as it has tokens; notices two threads at once."""
+    """Finishes a request after as many steps as it has tokens; detects use by two threads at once."""
 
     def __init__(self, pace: float = 0.002) -> None:
         self.running: dict[str, int] = {}
@@ -62,7 +62,7 @@ def requests(*lengths: int) -> list[tuple[list[int], Any]]:
 
 @contextmanager
 def under_way(engine: Engine, batch: RunningBatch, length: int) -> Iterator[Future[list[Any]]]:
-    """A request of another thread, which the engine has begun."""
+    """A request of another thread that the engine is already running."""
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(batch.run, requests(length))
         while not engine.running:
@@ -83,7 +83,7 @@ def test_calls_of_several_threads_run_in_one_batch() -> None:
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(lambda length: batch.run(requests(length, 3)), (40, 45, 50, 55)))
     assert sorted(int(one.request_id) for part in results for one in part) == list(range(8))
-    assert max(len(names) for names in engine.together) >= 4  # one after the other would be 2
+    assert max(len(names) for names in engine.together) >= 4  # one after the other, they would take 2
     assert engine.steps < 40 + 45 + 50 + 55
     assert not engine.running
 

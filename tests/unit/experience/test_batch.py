@@ -145,7 +145,7 @@ def test_train_batch_operations_follow_nested_rows() -> None:
     assert part.returns is not None
     assert part.returns.tolist() == [[15, 16, 17, 18]]
     assert part.ref_logprobs is None
-    assert (part.num_tokens, part.num_sequences) == (70, 9)  # global: a cut leaves them alone
+    assert (part.num_tokens, part.num_sequences) == (70, 9)  # global values, which selecting rows does not change
 
 
 def test_mini_batch_counts_its_own_tokens() -> None:

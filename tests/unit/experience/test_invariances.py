@@ -29,7 +29,7 @@ def settings_of(name: str, variant: int) -> AlgoConfig:
 
 
 def credited(case: Case, name: str, algo: AlgoConfig) -> tuple[Tensor, Tensor]:
-    """(advantages, returns or zeros)."""
+    """(advantages, returns, or zeros if there are no returns)."""
     found, _ = credit(case.batch, case.inferred, resolve("x", name, "clipped_surrogate"), algo)
     return found.advantages, torch.zeros_like(found.advantages) if found.returns is None else found.returns
 
@@ -78,7 +78,7 @@ def test_rows_in_another_order_give_the_same_in_that_order(name: str, variant: i
 
 
 def squeezed(case: Case) -> tuple[Case, Tensor]:
-    """(the rows with the policy's own tokens alone, left-aligned, where those tokens were)."""
+    """(the rows with only the policy's own tokens, left-aligned; the original positions of these tokens)."""
     order = torch.argsort(~case.batch.response_mask, dim=1, stable=True)
     batch, inferred = case.batch, case.inferred
     assert inferred.values is not None
@@ -134,7 +134,7 @@ def test_equal_rows_of_a_group_get_equal_advantages(name: str, variant: int) -> 
 
 
 def from_scores(rollouts: list[Rollout], rewards: list[float | None]) -> Case:
-    """Rollouts with these rewards, a greedy response worth 0, and a critic and models that say nothing."""
+    """Rollouts with these rewards, a greedy baseline of 0, and values and log-probs of 0."""
     batch = RolloutBatch.from_rollouts(rollouts, [Score(reward) for reward in rewards], [0.0] * len(rollouts))
     shape = tuple(batch.tokens.shape)
     zeros = torch.zeros(shape)

@@ -45,8 +45,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check_told(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command that reads the file says so in one line; the list has the other run too."""
-    if not name.startswith("samples"):  # which the list does not read
+    """Asserts that each command that reads the file reports it in one line, and that the list shows the other run."""
+    if not name.startswith("samples"):  # the list does not read samples
         assert runs.main([f"folder={folder}"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines[1:]] == ["b", "a"]
@@ -103,7 +103,7 @@ def test_a_run_that_was_killed_is_read_up_to_its_last_whole_line(folder: Path) -
 
 @pytest.mark.parametrize("name", READ)
 def test_every_field_may_hold_any_value(folder: Path, name: str) -> None:
-    """It is shown, or refused with the names of its file and of the field."""
+    """Any value is either shown, or refused with the names of file and field."""
     other = read(folder / "b")
     for value in VALUES:
         for place, content in planted(FILES[name], lambda _, value=value: value):
@@ -125,7 +125,7 @@ TEXTS = ("${", "${run.seed}", "${oc.env:HOME}", "???", "1e5", "2026-01-01", "a: 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_of_settings_are_read_as_they_were_written(tmp_path: Path, text: str) -> None:
-    """Whatever they would mean to a configuration library."""
+    """Strings that look like interpolations of a configuration library are kept as they are."""
     escaped = text.replace("${", "\\${").replace("\\\\${", "\\\\\\${")
     config, _ = compose(["run.name=a", f"run.dir={tmp_path}"])
     config.tracking.tags, config.tracking.project, config.data.eval_sets = [text], text, {text: text}
@@ -178,7 +178,7 @@ def test_a_name_that_is_no_utf_8(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_records_that_a_run_cannot_go_on_from(folder: Path) -> None:
-    """A line within that is broken is no trace of a process that was killed."""
+    """A broken line is an error unless it is an incomplete last line, which a killed process leaves."""
     for content in ("3\n", '{"reward/mean": 1}\n', json.dumps({"step": "1"}) + "\n"):
         write_run(folder / "a", {"metrics.jsonl": content})
         with pytest.raises(FileError, match=r"metrics\.jsonl, line 1"):

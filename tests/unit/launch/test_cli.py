@@ -89,7 +89,7 @@ def test_the_algorithms_fit_a_terminal(capsys: pytest.CaptureFixture[str], repo:
 
 
 def test_it_runs_from_another_folder_and_ends_with_its_reader(tmp_path: Path) -> None:
-    """As `tandem settings | head -1`."""
+    """The command ends without an error when the reader closes the pipe, as in `tandem settings | head -1`."""
     tandem = Path(sys.executable).with_name("tandem")
     with subprocess.Popen([tandem, "settings"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -101,7 +101,7 @@ def test_it_runs_from_another_folder_and_ends_with_its_reader(tmp_path: Path) ->
 
 
 def test_without_its_packages_it_says_where_they_are(repo: Path) -> None:
-    """As with the Python of the system, in a shell in which the environment is not active."""
+    """The system's Python, used while the virtual environment is not active, lacks tandem's packages."""
     done = subprocess.run([sys.executable, "-S", "launch/main.py"], cwd=repo, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("tandem is not installed in this Python")
@@ -109,7 +109,7 @@ def test_without_its_packages_it_says_where_they_are(repo: Path) -> None:
 
 
 def test_every_command_silences_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars and warnings of transformers are off wherever it is loaded; what a user has set stays."""
+    """Progress bars and warnings of transformers are off in every command, unless the user has set them."""
     monkeypatch.setattr(os, "environ", {"TRANSFORMERS_VERBOSITY": "info"})
 
     @command("it")

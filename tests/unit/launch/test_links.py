@@ -94,7 +94,7 @@ def test_metrics_are_not_appended_to_a_link(folder: Path, tmp_path: Path, to: st
 
 @pytest.mark.parametrize("name", ["summary.json", "config.yaml", "run.json", "versions.json", "samples", "checkpoints"])
 def test_a_run_writes_through_no_link(tmp_path: Path, name: str) -> None:
-    """Files are replaced; folders that are links are refused, or done without."""
+    """A run replaces files that are links, and refuses or skips folders that are links."""
     (tmp_path / "run").mkdir()
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "file").write_text("kept")

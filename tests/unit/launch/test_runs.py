@@ -12,7 +12,7 @@ from tandem.launch.runs import main
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A finished run of PPO, a failed one of GRPO, and one whose process was killed."""
+    """A folder with a finished PPO run, a failed GRPO run, and a run whose process was killed."""
     for name, algo, reward, status in (
         ("a", "ppo", 0.5, "finished"),
         ("b", "grpo", 0.75, "failed"),
@@ -70,7 +70,7 @@ def test_one(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert "actor.lr" in text
     assert "eval/held/greedy_low" not in text
     assert "1.0 GiB" in text
-    assert "run.seed" not in text  # it is that of the defaults
+    assert "run.seed" not in text  # the default value
     assert "run.seed" in said(capsys, folder, "show", "b", "--all")
 
 

@@ -23,7 +23,7 @@ WELL = {
 
 
 def spoken(steps: int, wrong: dict[str, float], unmoved: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
-    """(step, text) of what all alarms say while some numbers are wrong."""
+    """(step, text) of all warnings while some metrics are wrong."""
     watching = alarms(Config())
     return [
         (step, text)
@@ -62,7 +62,7 @@ def test_an_alarm_starts_anew_when_all_is_well_between() -> None:
 
 
 def test_what_was_not_measured_is_no_zero() -> None:
-    """Ten steps without a single score say nothing of rewards; that nothing could be scored is said as it is."""
+    """Steps without any score trigger no warning about rewards, only the warning that no sample could be scored."""
     unscored = {name: value for name, value in WELL.items() if not name.startswith("reward/")}
     unscored |= {"reward/unscorable": 8.0, "reward/unscorable_none": 8.0}
     watching = alarms(Config())
@@ -104,7 +104,7 @@ def test_tensors_that_stand_still_are_named() -> None:
 
 
 def test_tensors_that_stand_still_by_turns_are_not_named() -> None:
-    """As experts do that a step's tokens are not sent to."""
+    """An expert that receives none of a step's tokens does not change in that step, which is not a fault."""
     watching = alarms(Config())
     turns = [{"actor: a", "actor: b"}, {"actor: b", "actor: c"}]
     said = [text for step in range(9) for alarm in watching if (text := alarm(WELL, turns[step % 2]))]

@@ -23,7 +23,7 @@ from tandem.platform.rewards.shaping import RewardShaper
 
 
 class Scripted:
-    """Samples two tokens per response; the reward of sample n of group g is `rewards[g][n]`, of a greedy response 0.25."""
+    """Samples two tokens per response. Sample n of group g has reward `rewards[g][n]`; a greedy response has 0.25."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], Sampling]] = []
@@ -34,7 +34,7 @@ class Scripted:
         return [make_rollout(p.ids, group=p.group_id, text=text) for p in prompts for text in texts]
 
     def finished(self, ticket: list[Rollout]) -> Iterator[tuple[int, list[Rollout]]]:
-        """The last prompt ends first."""
+        """Yields the last prompt first."""
         by_group: dict[int, list[Rollout]] = {}
         for rollout in ticket:
             by_group.setdefault(rollout.prompt.group_id, []).append(rollout)
@@ -129,7 +129,7 @@ def test_at_the_cap_the_batch_is_filled_up(at_cap: str, muted: list[bool]) -> No
 
 
 def bounded(rewards: Mapping[int, Sequence[float | None]], rounds: int, **algo: Any) -> tuple[Collector, Scripted]:
-    """As `make`, over data that one pass ends after so many rounds."""
+    """Like `make`, but the data end after this many rounds."""
     collector, roles = make(rewards, **algo)
     collector.rounds = rounds
     return collector, roles
@@ -137,7 +137,7 @@ def bounded(rewards: Mapping[int, Sequence[float | None]], rounds: int, **algo: 
 
 @pytest.mark.parametrize("at_cap", ["mask", "error"])
 def test_data_that_ends_fills_the_last_batch_up(at_cap: str) -> None:
-    """With groups without signal, out of the losses; that the data is at its end is no lack of signal."""
+    """When the data end, groups without signal fill the batch and are muted in the losses."""
     collector, roles = bounded({**NONE, 0: MIXED, 1: MIXED, 3: MIXED}, rounds=3, at_cap=at_cap)
     assert groups(collector.collect(1)) == [0, 1]
     assert not collector.is_exhausted
@@ -178,7 +178,7 @@ def test_at_the_cap_the_run_stops_if_asked_to() -> None:
 
 
 def test_data_that_ends_at_the_cap_ends_the_run_well() -> None:
-    """More rounds, which the error asks for, would find no more."""
+    """At the end of the data there is no error about max_rounds, because more rounds would find no more prompts."""
     collector, _ = make({**NONE, 3: MIXED}, at_cap="error", max_rounds=2)
     collector.rounds = 2
     collected = collector.collect(1)
@@ -198,7 +198,7 @@ def test_signal_is_judged_before_or_after_shaping(metric: str, expected: list[in
     collector.shaper = RewardShaper(RewardConfig(overlong_penalty=1.0, overlong_buffer_tokens=1), 2)
 
     def submit(prompts: Sequence[Prompt], sampling: Sampling) -> Any:
-        """The second sample of each prompt reaches the limit of two tokens, the first ends before."""
+        """The second sample of each prompt is truncated at the limit of two tokens; the first ends earlier."""
         responses = [(5,), (5, 6)]
         return [make_rollout(p.ids, responses[n], group=p.group_id, text=str(n)) for p in prompts for n in range(2)]
 
@@ -214,7 +214,7 @@ def test_greedy_baselines_are_sampled_only_where_the_estimator_asks() -> None:
     assert collected.batch.baselines.tolist() == [0.25] * 4
     assert [(sampling.samples, sampling.temperature) for _, sampling in roles.asked] == [(2, 1.0), (1, 0.0)]
     assert [ids for ids, _ in roles.asked] == [[0, 1], [0, 1]]
-    assert counts(collected) == (4, 0, 0, 0)  # a baseline is no sample
+    assert counts(collected) == (4, 0, 0, 0)  # a baseline does not count as a sample
 
     collector, roles = make({}, "grpo", dynamic=False)
     assert collector.collect(1).batch.baselines.isnan().all()

@@ -115,7 +115,7 @@ def test_warm_up_ends_once_the_critic_explains_enough() -> None:
     run.driver._critic_suffices = lambda described: original({**sums, "critic/explained_variance": next(explained)})  # type: ignore[method-assign]
     run.driver.run()
     updates = run.log.names("actor.update", "critic.update")
-    assert updates == ["critic.update", *["critic.update", "actor.update"] * 2]  # once ready, it stays so
+    assert updates == ["critic.update", *["critic.update", "actor.update"] * 2]  # once ready, it stays ready
 
 
 @pytest.mark.parametrize(("limit", "epochs"), [(None, 3), (0.4, 2), (0.1, 1)])
@@ -194,7 +194,8 @@ def test_staleness_submits_ahead_and_never_lags_more(staleness: int) -> None:
     assert lags == [min(step, staleness) for step in range(4)]
     first = run.log.events.index("collect")
     assert len([event for event in run.log.events[:first] if event.startswith("submit")]) == min(1 + staleness, 4)
-    assert run.log.names("submit") == [f"submit train {step}" for step in (1, 2, 3, 4)]  # each once, none beyond the end
+    # Every step is submitted once, and none after the last step.
+    assert run.log.names("submit") == [f"submit train {step}" for step in (1, 2, 3, 4)]
 
 
 def test_prompts_and_seeds_of_each_step_do_not_depend_on_staleness() -> None:

@@ -19,7 +19,7 @@ PROMPTS = [Prompt((3,), 0, "a"), Prompt((4,), 1, "b")]
 
 
 class Rollouts:
-    """Samples three tokens for everything."""
+    """Samples three tokens for every prompt."""
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
         one = {"response_ids": (5, 6, 1), "response_mask": (True,) * 3, "logprobs": (0.0,) * 3}
@@ -34,7 +34,7 @@ class Rollouts:
 
 
 def evaluate(samples: int, *rewards: list[float | None]) -> dict[str, float]:
-    """The metrics where one call of the reward role after the other gives `rewards`."""
+    """The metrics of an evaluation in which consecutive calls of the reward role return `rewards`."""
     left = list(rewards)
     scorer = SimpleNamespace(verify=lambda rollouts: [Score(reward) for reward in left.pop(0)])
     roles: Any = SimpleNamespace(rollouts=Rollouts(), rewards=scorer)
@@ -45,7 +45,7 @@ def test_greedy_alone() -> None:
     metrics = evaluate(0, [1.0, 0.0])
     assert metrics == {
         "eval/held/greedy": 0.5,
-        "eval/held/greedy_low": 0.0,  # two prompts say nothing
+        "eval/held/greedy_low": 0.0,  # two prompts have no score
         "eval/held/greedy_high": 1.0,
         "eval/held/greedy_unscorable": 0.0,
         "eval/held/greedy_truncated_frac": 0.0,
@@ -109,7 +109,7 @@ def test_an_answer_is_what_stands_in_the_last_box() -> None:
 
 
 def test_an_answer_is_what_the_verifier_reads() -> None:
-    """Else a majority of equal answers in other words would be none."""
+    """The majority vote compares the answers that the verifier reads, so different wordings of an answer are equal."""
     assert answer_of("last_number", "I think 3, so 1,200.0") == answer_of("last_number", "1200 it is") != "1200 it is"
     assert answer_of("exact_match", r" \boxed{3} ") == r"\boxed{3}"
 
@@ -133,7 +133,7 @@ def test_accuracy_is_what_the_verifier_says_and_the_reward_stands_beside_it() ->
 
 
 def test_the_interval_is_that_of_a_mean() -> None:
-    """100 of 400 at 1: 0.25 +- 1.96 * sqrt(.25 * .75 / 400), and the same whenever it is asked."""
+    """With 100 of 400 at 1: 0.25 +- 1.96 * sqrt(.25 * .75 / 400). A second call gives the same interval."""
     values = [1.0] * 100 + [0.0] * 300
     low, high = interval(values)
     assert (low, high) == (pytest.approx(0.2076, abs=0.006), pytest.approx(0.2924, abs=0.006))

@@ -107,7 +107,7 @@ def test_every_sample_is_accounted_for() -> None:
         "samples/sampled": 8.0,
         "samples/carried": 0.0,
         "samples/trained": 3.0,
-        "samples/filtered": 3.0,  # one that was not scored, two of a group without signal
+        "samples/filtered": 3.0,  # one unscored sample, and two samples of a group without signal
         "samples/leftover": 2.0,
         "sampling/rounds": 2.0,
         "group/zero_std_frac": 0.75,

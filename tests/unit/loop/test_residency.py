@@ -11,7 +11,7 @@ from tandem.platform.loop.residency import Residency
 
 
 class Mover:
-    """Writes down that it is moved."""
+    """Records when it is moved."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
@@ -39,7 +39,7 @@ def make(takes_turns: bool = True, critic: bool = True) -> tuple[Residency, list
 
 def test_a_step_in_its_order() -> None:
     residency, log = make()
-    residency.syncing()  # first weights: the cache gives way to the actor that sends them
+    residency.syncing()  # first weights: the cache makes room for the actor that sends them
     assert log == ["sleep", "wake weights"]
     log.clear()
     residency.sampling()
@@ -49,7 +49,7 @@ def test_a_step_in_its_order() -> None:
     assert log == ["sleep", "actor on", "critic on"]
     log.clear()
     residency.syncing()
-    assert log == ["wake weights"]  # staged: no cache beside the trained models
+    assert log == ["wake weights"]  # staged: the cache is never on the device together with the trained models
 
 
 def test_a_step_without_new_weights_wakes_all() -> None:

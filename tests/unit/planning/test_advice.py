@@ -103,13 +103,13 @@ def messages(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def followed(overrides: Sequence[str], advice: Sequence[str]) -> list[str]:
-    """The command line with the advice in it."""
+    """The command line with the advised settings applied."""
     names = {one.partition("=")[0] for one in advice}
     return [one for one in overrides if one.partition("=")[0] not in names] + list(advice)
 
 
 def kind(message: str) -> str:
-    """A message without its numbers and names, to know it again."""
+    """A message without its numbers and values, to recognise messages of the same kind."""
     return re.sub(r"[\d.]+|=\S+", "", message)[:60]
 
 
@@ -124,13 +124,13 @@ def test_advice_is_accepted_and_ends_the_message(overrides: list[str], ways: lis
 
 
 def _of_the_settings_themselves(text: str) -> bool:
-    """That a cut distribution is not the one trained is said of top_p and top_k whatever else is set."""
+    """Whether this is the warning about top_p and top_k, which appears with any other settings."""
     return "truncate the sampling distribution" in text
 
 
 @pytest.mark.parametrize(("overrides", "ways"), CASES, ids=NAMES)
 def test_the_message_names_its_ways_out(overrides: list[str], ways: list[list[str]]) -> None:
-    """What it says to set, `key=value`, is what is tried here; it says nothing else to set."""
+    """A message advises only settings (`key=value`) that the case above tries."""
     errors, warnings = messages(overrides)
     [message] = errors or [text for text in warnings if not _of_the_settings_themselves(text)]
     told = re.findall(r"(?<![\w.])((?:[a-z_]+\.)+[a-z_]+|adv_estimator|placement|cluster)=([\w.]*\w)", _advice(message))
@@ -160,7 +160,7 @@ def test_the_advice_of_the_gap_alarm_is_accepted(cut: list[str], correction: str
 
 
 def test_every_message_that_says_what_to_set_is_tried() -> None:
-    """A new message needs a case above: the settings that follow "Set" in the source are all among the ways out."""
+    """A new message needs a case above: every setting that follows "Set" in the source must occur in a case."""
     source = inspect.getsource(relations) + inspect.getsource(algo_relations)
     named = set(re.findall(r"[Ss]et ((?:[a-z_]+\.)+[a-z_]+)", source)) | set(
         re.findall(r"steps\.append\(\"([a-z_.]+)=", source)

@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def config(prompt: int = 100, response: int = 156, budget: int | None = None) -> Config:
-    """1024 samples of at most 256 tokens in a step."""
+    """A configuration with 1024 samples of at most 256 tokens per step."""
     made = Config()
     made.data.prompts_per_step, made.rollout.samples_per_prompt = 128, 8
     made.data.max_prompt_tokens, made.rollout.max_response_tokens = prompt, response
@@ -33,18 +33,18 @@ def test_roles_that_share_a_memory_add_up() -> None:
     [(1000, 64), (740, 64), (739, 32), (500, 32), (419, 16), (110, 1), (109, 0)],
 )
 def test_the_most_rows_that_fit(usable: int, rows: int) -> None:
-    """100 + 10 for each row; 64 need 740, 32 need 420, 16 need 260, 1 needs 110: powers of two below the most."""
+    """Rows need 100 + 10 each (64: 740, 32: 420, 16: 260, 1: 110); the result is the largest power of two that fits."""
     assert most_rows(lambda count: 100 + 10 * count, usable, 64) == rows
 
 
 def test_what_fits_is_found_where_another_pass_becomes_the_largest() -> None:
-    """Convex: 20 a row beyond the tenth. 40 rows need 100 + 10 x 40 + 20 x 30 = 1100."""
+    """The need grows by 20 more per row after the tenth, so 40 rows need 100 + 10 x 40 + 20 x 30 = 1100."""
     rows = most_rows(lambda count: 100 + 10 * count + 20 * max(0, count - 10), 1100, 64)
     assert rows == 32
 
 
 def test_rows_that_stand_for_a_micro_batch() -> None:
-    """16,384 tokens are 64 rows of 256; 300 tokens may be two rows; a rank never has more than its share."""
+    """16,384 tokens are 64 rows of 256 tokens, 300 tokens may be two rows, and a rank has at most its own 1024 rows."""
     assert [rows_of(config(), tokens) for tokens in (16384, 300, 1)] == [64, 2, 1]
     assert rows_of(config(), 10**9) == 1024
 
@@ -55,7 +55,7 @@ def test_the_default_stays_where_it_fits() -> None:
 
 
 def test_less_memory_makes_it_smaller() -> None:
-    """85 MiB may be used, a row takes 2 MiB: 42 rows, rounded down to 32 of 256 tokens."""
+    """With 85 usable MiB and 2 MiB per row, 42 rows fit, rounded down to 32 rows of 256 tokens."""
     assert settled_tokens(config(), lambda rows: rows * 2 * MIB, Room(100 * MIB, "this machine")) == 32 * 256
 
 

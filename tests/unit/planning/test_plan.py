@@ -56,7 +56,7 @@ def test_memory_of_a_trained_role(dtype: str, stage: int, weights: int, gradient
     [("float32", 0, 8008), ("float32", 1, 501 * 12), ("bfloat16", 0, 501 * 12 + 2002), ("bfloat16", 2, 501 * 12 + 2002)],
 )
 def test_an_optimizer_step_may_take_more_than_a_pass(dtype: str, stage: int, bytes_: int) -> None:
-    """1001 parameters over 2 ranks."""
+    """Optimizer steps of 1001 parameters over 2 ranks, beside passes that need less or more memory."""
     wanted = config()
     wanted.model.dtype, wanted.trainer.zero_stage = dtype, stage
     for passes, working in ((10, bytes_), (10**6, 10**6)):

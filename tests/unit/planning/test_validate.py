@@ -14,7 +14,7 @@ from tandem.platform.system.text import did_you_mean
 
 
 def config(**values: Any) -> Config:
-    """The defaults with 3 steps, and dotted keys (`data__prompts_per_step`) set."""
+    """The defaults with 3 steps and the given settings; `data__prompts_per_step` stands for a dotted key."""
     result = Config()
     result.run.steps, result.reward.functions = 3, {"exact_match": 1.0}
     for key, value in values.items():

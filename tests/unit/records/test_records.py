@@ -103,7 +103,7 @@ def test_summary_of_a_run_that_failed_before_its_first_step(tmp_path: Path) -> N
 
 
 def test_a_run_that_goes_on_has_every_step_once(tmp_path: Path) -> None:
-    """Later steps were not saved, and the last line was cut off by the end of the process."""
+    """Resuming drops the steps after the checkpoint and a last line that was cut off when the process ended."""
     first = Recorder(tmp_path, time.time())
     first.first_evaluation({"step": 0.0, "eval/held/greedy": 0.25})
     for step in (1, 2, 3):

@@ -10,7 +10,7 @@ from tandem.platform.records.samples import choose
 
 
 def test_one_prompt_does_not_fill_the_file() -> None:
-    """Four prompts of four samples: all prompts come before one comes twice."""
+    """There are four prompts with four samples each; every prompt is chosen once before any is chosen twice."""
     rewards = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     prompts = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     # Lowest: row 5. Highest of all, of another prompt: row 0. Then of prompts 2 and 3: lowest row 8, highest row 12. Then
@@ -25,7 +25,7 @@ def test_best_and_worst_are_kept_even_of_one_prompt() -> None:
 
 
 def test_a_failure_comes_before_what_is_right() -> None:
-    """Three of 32 samples are wrong; all three are kept, beside others of other prompts."""
+    """Three of 32 samples are wrong; all three are kept, together with samples of other prompts."""
     rewards = [1.0] * 32
     for row in (5, 17, 30):
         rewards[row] = 0.0

@@ -65,7 +65,7 @@ def test_running_moments_of_nothing() -> None:
 
 
 def shaped(config: RewardConfig, score: Score, tokens: int = 2, seen: tuple[float, ...] = ()) -> Score:
-    """The score of a response of so many tokens after rewards already seen."""
+    """The score of a response with this many tokens, after the rewards in `seen`."""
     shaper = RewardShaper(config, LONGEST)
     shaper.observe([Score(reward) for reward in seen])
     (found,) = shaper.shape([make_rollout(response=[5] * tokens)], [score])

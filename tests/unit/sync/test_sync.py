@@ -17,9 +17,9 @@ from tandem.workers.sync.transports import Layout, ObjectStore, choose_transport
         (["a", "a", "a"], False, [0, None], "shared"),
         (["a", "b"], False, [None], "broadcast"),
         (["a", "a"], True, [0], "ipc"),
-        (["a", "a", "b"], True, [0, 1], "ipc"),  # each from the rank beside it, also on another host
+        (["a", "a", "b"], True, [0, 1], "ipc"),  # each replica receives from the rank on its GPU, on any host
         (["a", "a", "a"], True, [None, None], "broadcast"),
-        (["a", "a", "a"], True, [0, None], "shared"),  # NCCL has no room for two ends on one GPU
+        (["a", "a", "a"], True, [0, None], "shared"),  # NCCL does not support two ends on one GPU
     ],
 )
 def test_auto_follows_the_placement(nodes: list[str], on_gpu: bool, partners: list[int | None], expected: str) -> None:

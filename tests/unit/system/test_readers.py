@@ -124,14 +124,14 @@ def test_only_the_last_line_may_be_cut_off(tmp_path: Path) -> None:
 
 
 def make(kind: str, path: Path) -> None:
-    """Something that is no regular file."""
+    """Makes something that is not a regular file."""
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
         here = os.getcwd()
-        os.chdir(path.parent)  # their names are short
+        os.chdir(path.parent)  # the path of a socket must be short
         with socket.socket(socket.AF_UNIX) as own:
             own.bind(path.name)
         os.chdir(here)
@@ -143,7 +143,7 @@ def make(kind: str, path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device"])
 def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
-    """At once: nobody is waited for at the other end of a pipe."""
+    """Other kinds of files are refused at once; in particular, reading does not wait for the writer of a pipe."""
     path = tmp_path / "x"
     make(kind, path)
     for use in (
@@ -157,7 +157,7 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
 
 
 def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gigabyte without a byte on the disk is read neither whole nor as one line."""
+    """A sparse file of a gigabyte is refused, both as a whole file and as a single line."""
     path = tmp_path / "x"
     with path.open("wb") as file:
         file.truncate(2**30)
@@ -169,7 +169,7 @@ def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_links_below_a_folder_are_not_followed(tmp_path: Path) -> None:
-    """The folder may be one; so may what a user names."""
+    """Links are followed if they are the folder itself or a path that the user names, but not inside the folder."""
     (tmp_path / "own" / "sub").mkdir(parents=True)
     (tmp_path / "own" / "sub" / "x").write_text("x")
     (tmp_path / "run").symlink_to(tmp_path / "own")

@@ -29,7 +29,7 @@ def test_credentials_in_addresses(text: str, expected: str) -> None:
 
 def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    monkeypatch.setenv("MY_TOKEN", "0123456789")  # within the other: the longer one goes first
+    monkeypatch.setenv("MY_TOKEN", "0123456789")  # contained in the other secret: the longer secret is replaced first
     monkeypatch.setenv("SHORT_TOKEN", "gpu")
     monkeypatch.setenv("OPENAI_KEY", "keykeykeykey1")
     monkeypatch.setenv("MY_PASS", "passpasspass")
@@ -88,7 +88,7 @@ def test_a_secret_is_found_in_every_form_it_is_written_in(monkeypatch: pytest.Mo
     "unit", ["a", "aaaa://", "://a", "?token", "?a=", "&key=b", "https://u@", "token", "x1y2", "\\", "'", "secret="]
 )
 def test_time_is_linear_in_the_text(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
-    """A megabyte of anything, unbroken: what takes seconds for 40,000 letters would take hours."""
+    """A megabyte without a break is redacted quickly; quadratic time would take hours."""
     monkeypatch.setenv("MY_SECRET", "x1y2" * 5 + "z")
     start = time.process_time()
     redacted(unit * (1_000_000 // len(unit)))
