@@ -52,10 +52,7 @@ def verdict_text(results: Mapping[str, Any], comparison: Mapping[str, Any]) -> s
 
 def _late(runs: Sequence[Measured], key: str) -> float | None:
     """The mean of a metric over the second half of the steps, then over the runs that measured it."""
-    halves = [[value for value in column[len(column) // 2 :] if value is not None] for column in _columns(runs, key)]
+    columns = [run.steps.get(key, ()) for run in runs]
+    halves = [[value for value in column[len(column) // 2 :] if value is not None] for column in columns]
     means = [statistics.fmean(half) for half in halves if half]
     return statistics.fmean(means) if means else None
-
-
-def _columns(runs: Sequence[Measured], key: str) -> list[Sequence[float | None]]:
-    return [run.steps.get(key, ()) for run in runs]

@@ -26,6 +26,7 @@ from tandem.benchmarks.ab.measure import AXES, Measured
 from tandem.benchmarks.ab.runs import FINISHED, machine, weights_digest
 from tandem.benchmarks.ab.shapes import measured_peak, parameters_of, shape_of
 from tandem.platform.config.schema import ConfigError
+from tandem.platform.data.tasks import TASKS
 from tandem.platform.planning.costs import ModelShape, Peak, share_problem
 
 REWARD = "reward/mean"
@@ -50,10 +51,15 @@ def describe(plan: Plan, arms: Sequence[Arm]) -> dict[str, Any]:
             "parameters": parameters_of(arms[0].model, trust),
             "digest": weights_digest(arms[0].model),
         },
-        "data": first["data.train"] or f"the embedded task, {first['task.digits']}-digit {first['task.name']}",
+        "data": first["data.train"] or _embedded(first),
         "settings": first,
         "arms": [_described(arm, plan.definitions[arm.name], first, trust) for arm in arms],
     }
+
+
+def _embedded(settings: Mapping[str, Any]) -> str:
+    size = f"task.{TASKS[settings['task.name']].sized_by}"
+    return f"the embedded task {settings['task.name']}, {size}={settings[size]}"
 
 
 def derive(raw: Mapping[str, Any]) -> dict[str, Any]:

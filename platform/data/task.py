@@ -33,8 +33,10 @@ class Task:
     characters: str  # all characters that occur in prompts, answers and worked examples
 
 
-def split(size: int, config: TaskConfig) -> tuple[list[int], list[int]]:
+def split(size: int, config: TaskConfig, sized_by: str = "digits") -> tuple[list[int], list[int]]:
     """Disjoint (training, held-out) row numbers below `size`, both in a random order given by `task.seed`.
+
+    `sized_by` is the field of `task` that decides the size.
 
     Raises:
         ConfigError: nothing would be left for training.
@@ -42,8 +44,20 @@ def split(size: int, config: TaskConfig) -> tuple[list[int], list[int]]:
     if config.eval_size >= size:
         raise ConfigError(
             f"task.eval_size={config.eval_size} held-out prompts leave no training prompts: {config.name} with "
-            f"task.digits={config.digits} has {size} prompts; set task.eval_size below {size} or raise task.digits"
+            f"task.{sized_by}={getattr(config, sized_by)} has {size} prompts; set task.eval_size below {size} or raise "
+            f"task.{sized_by}"
         )
     wanted = min(size, config.eval_size + MAX_TRAINING_ROWS)
     numbers = random.Random(config.seed).sample(range(size), wanted)
     return numbers[config.eval_size :], numbers[: config.eval_size]
+
+
+def count(digits: int) -> int:
+    """How many numbers have so many digits; a single digit may be 0."""
+    return 9 * int(10 ** (digits - 1)) if digits > 1 else 10
+
+
+def pair(digits: int, number: int) -> tuple[int, int]:
+    """The pair of numbers with so many digits each, by its number below `count(digits) ** 2`."""
+    low = 10 ** (digits - 1) if digits > 1 else 0
+    return low + number // count(digits), low + number % count(digits)

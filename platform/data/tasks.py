@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tandem.platform.config.schema import ConfigError, TaskConfig
 from tandem.platform.data.rows import Row
-from tandem.platform.data.task import Task, WorkedExample, split
+from tandem.platform.data.task import Task, WorkedExample, count, pair, split
 from tandem.platform.data.worked_tasks import chained_addition, worked_addition
 
 # Share of carries that the worked examples forget. It is above one half: a model that imitates them drops carries when it
@@ -36,25 +36,29 @@ def addition(config: TaskConfig) -> Task:
     The worked examples often forget the carry ("75"). Imitation alone therefore stays well below the best reward, which
     leaves room for reinforcement learning.
     """
-    training, held_out = split(_count(config.digits) ** 2, config)
-    return _sums(config, [_pair(config.digits, n) for n in training], [_pair(config.digits, n) for n in held_out])
+    training, held_out = split(count(config.digits) ** 2, config)
+    return _sums(config, [pair(config.digits, n) for n in training], [pair(config.digits, n) for n in held_out])
 
 
 def mixed_addition(config: TaskConfig) -> Task:
     """Sums as in `addition`, of numbers with one to `task.digits` digits: the prompt alone tells how hard its sum is.
 
-    Every length is equally frequent, in training and held out; one-digit sums repeat.
+    Every length is equally frequent in training, where one-digit sums repeat, and as far as there are enough, held out.
     """
     drawn = random.Random(config.seed)
     training: list[tuple[int, int]] = []
     held_out: list[tuple[int, int]] = []
-    longest = min(MOST_OF_A_LENGTH, _count(config.digits) ** 2)
+    longest = min(MOST_OF_A_LENGTH, count(config.digits) ** 2)
     for digits in range(1, config.digits + 1):
-        size = _count(digits) ** 2
-        kept = min(-(-config.eval_size // config.digits), size // HELD_OUT_SHARE, config.eval_size - len(held_out))
+        size = count(digits) ** 2
+        left, lengths = (
+            config.eval_size - len(held_out),
+            config.digits - digits + 1,
+        )  # longer sums fill what short ones lack
+        kept = min(-(-left // lengths), size // HELD_OUT_SHARE)
         numbers = drawn.sample(range(size), min(size, kept + MOST_OF_A_LENGTH))
-        held_out += [_pair(digits, n) for n in numbers[:kept]]
-        rest = [_pair(digits, n) for n in numbers[kept:]]
+        held_out += [pair(digits, n) for n in numbers[:kept]]
+        rest = [pair(digits, n) for n in numbers[kept:]]
         training += [rest[n % len(rest)] for n in range(longest)]
     if len(held_out) < config.eval_size:
         raise ConfigError(
@@ -77,22 +81,11 @@ def _sums(config: TaskConfig, training: Sequence[tuple[int, int]], held_out: Seq
 
     return Task(
         name=config.name,
-        train=tuple(row(*pair) for pair in training),
-        held_out=tuple(row(*pair) for pair in held_out),
-        worked_examples=tuple(example(*pair) for pair in training),
+        train=tuple(row(*numbers) for numbers in training),
+        held_out=tuple(row(*numbers) for numbers in held_out),
+        worked_examples=tuple(example(*numbers) for numbers in training),
         characters="0123456789+=",
     )
-
-
-def _count(digits: int) -> int:
-    """How many numbers have so many digits; a single digit may be 0."""
-    return 9 * int(10 ** (digits - 1)) if digits > 1 else 10
-
-
-def _pair(digits: int, number: int) -> tuple[int, int]:
-    """The pair of numbers with so many digits each, by its number below `_count(digits) ** 2`."""
-    low = 10 ** (digits - 1) if digits > 1 else 0
-    return low + number // _count(digits), low + number % _count(digits)
 
 
 def forgetful_sum(a: int, b: int, forgets: Callable[[], bool]) -> int:
@@ -113,11 +106,12 @@ def forgetful_sum(a: int, b: int, forgets: Callable[[], bool]) -> int:
 
 @dataclass(frozen=True)
 class EmbeddedTask:
-    """How a task is made, the reward function that reads its responses, and the longest response, in tokens."""
+    """How a task is made, and what it needs."""
 
     make: Callable[[TaskConfig], Task]
-    reward: str
-    response_tokens: Callable[[TaskConfig], int]
+    reward: str  # the function that reads its responses
+    response_tokens: Callable[[TaskConfig], int]  # of the longest response
+    sized_by: str = "digits"  # the field of `task` that decides its size
 
 
 SPARE = 6  # tokens beyond those of an answer, so that a model that rambles is cut off a little later
@@ -126,5 +120,5 @@ TASKS: Mapping[str, EmbeddedTask] = {
     "addition": EmbeddedTask(addition, "exact_match", lambda task: task.digits + SPARE),
     "mixed_addition": EmbeddedTask(mixed_addition, "exact_match", lambda task: task.digits + SPARE),
     "worked_addition": EmbeddedTask(worked_addition, "last_number", lambda task: 10 * task.digits + SPARE),
-    "chained_addition": EmbeddedTask(chained_addition, "last_number", lambda task: 6 * task.steps + SPARE),
+    "chained_addition": EmbeddedTask(chained_addition, "last_number", lambda task: 6 * task.steps + SPARE, "steps"),
 }

@@ -3,8 +3,8 @@
 The worked examples come from a pupil who has not learnt some pairs of digits, and finds others hard. At a pair that is not
 learnt, and mostly at a hard one, the pupil writes `?` and guesses the answer, which is then wrong. The tokens up to a step
 tell a critic how likely a reward still is: less with every such pair ahead, and nothing after `?`. Reinforcement learning
-can unlearn giving up at hard pairs. It cannot teach the others, so some responses keep failing, and there is something to
-see for a critic until the end of training.
+teaches the hard pairs. It unlearns `?` at the others too, where a guess at the step is no worse; a failure that is left
+then shows in no token. A low actor.lr keeps failures visible for longer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tandem.platform.config.schema import TaskConfig
 from tandem.platform.data.rows import Row
-from tandem.platform.data.task import Task, WorkedExample, split
+from tandem.platform.data.task import Task, WorkedExample, count, pair, split
 
 GIVES_UP = 0.7  # how often the pupil gives up at a hard pair; above one half, so that greedy decoding gives up too
 SOLVED, SOLVABLE = 0.35, 0.65  # share of the prompts that the pupil solves, and that have no pair it has not learnt
@@ -28,22 +28,17 @@ def worked_addition(config: TaskConfig) -> Task:
 
     The response to "347+285=" is "7+5=12,4+8+1=13,3+2+1=6:632". A pupil who finds 4+8 hard writes "7+5=12,4+8?:905".
     """
-    low, span = 10 ** (config.digits - 1) if config.digits > 1 else 0, 10**config.digits
-    count = span - low
-
-    def numbers(number: int) -> tuple[int, int]:
-        return low + number // count, low + number % count
 
     def prompt(number: int) -> str:
-        return "{}+{}=".format(*numbers(number))
+        return "{}+{}=".format(*pair(config.digits, number))
 
     def answer(number: int) -> str:
-        return str(sum(numbers(number)))
+        return str(sum(pair(config.digits, number)))
 
     def work(number: int, gives_up: Gives) -> str:
-        return worked_sum(*numbers(number), config.digits, gives_up)
+        return worked_sum(*pair(config.digits, number), config.digits, gives_up)
 
-    return _task(config, count**2, config.digits, prompt, answer, work)
+    return _task(config, count(config.digits) ** 2, "digits", prompt, answer, work)
 
 
 def chained_addition(config: TaskConfig) -> Task:
@@ -64,7 +59,7 @@ def chained_addition(config: TaskConfig) -> Task:
     def work(number: int, gives_up: Gives) -> str:
         return worked_chain(digits(number), gives_up)
 
-    return _task(config, 10 ** (config.steps + 1), config.steps, prompt, answer, work)
+    return _task(config, 10 ** (config.steps + 1), "steps", prompt, answer, work)
 
 
 def worked_sum(a: int, b: int, digits: int, gives_up: Gives) -> str:
@@ -110,14 +105,14 @@ def pupils_knowledge(steps: int, seed: int) -> dict[tuple[int, int], float]:
 def _task(
     config: TaskConfig,
     size: int,
-    steps: int,
+    sized_by: str,
     prompt: Callable[[int], str],
     answer: Callable[[int], str],
     work: Callable[[int, Gives], str],
 ) -> Task:
-    """The task of `size` numbered prompts."""
-    training, held_out = split(size, config)
-    pupil, knowledge = random.Random(config.seed), pupils_knowledge(steps, config.seed)
+    """The task of `size` numbered prompts, with as many steps as the field `sized_by` of `task` says."""
+    training, held_out = split(size, config, sized_by)
+    pupil, knowledge = random.Random(config.seed), pupils_knowledge(getattr(config, sized_by), config.seed)
 
     def row(number: int) -> Row:
         return Row(prompt=prompt(number), answer=answer(number))

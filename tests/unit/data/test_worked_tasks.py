@@ -12,6 +12,7 @@ from tandem.platform.config.schema import ConfigError, TaskConfig
 from tandem.platform.data.task import Task
 from tandem.platform.data.tasks import TASKS, load_task
 from tandem.platform.data.worked_tasks import SOLVABLE, SOLVED, pupils_knowledge, worked_chain, worked_sum
+from tandem.platform.planning.validate import validate
 from tandem.platform.rewards.functions import REWARDS, Sample
 
 
@@ -87,9 +88,31 @@ def test_every_length_is_equally_frequent() -> None:
     assert not held & {str(row.prompt) for row in task.train}
 
 
+def test_longer_sums_fill_what_short_ones_lack() -> None:
+    """A quarter of the hundred one-digit sums may be held out; the other 231 of 256 are of three lengths."""
+    held_out = load_task(TaskConfig("mixed_addition", digits=4)).held_out
+    assert Counter(len(str(row.prompt)) // 2 - 1 for row in held_out) == {1: 25, 2: 77, 3: 77, 4: 77}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_can_be_made_with_its_defaults(name: str) -> None:
+    config, given = compose([f"task={name}"])
+    validate(config, given)
+    task = load_task(config.task)
+    assert (task.name, len(task.held_out)) == (name, 256)
+    assert max(len(str(row.prompt)) for row in task.train) <= config.data.max_prompt_tokens
+
+
 def test_more_held_out_sums_than_there_are_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"can hold out 25 prompts; set task.eval_size=25 or raise task.digits"):
         load_task(TaskConfig("mixed_addition", digits=1))
+
+
+@pytest.mark.parametrize(("name", "size"), [("worked_addition", "digits=1"), ("chained_addition", "steps=1")])
+def test_too_few_prompts_are_told_with_the_setting_that_sizes_the_task(name: str, size: str) -> None:
+    key, _, _ = size.partition("=")
+    with pytest.raises(ConfigError, match=rf"task.{size} has 100 prompts; .* or raise task.{key}"):
+        load_task(TaskConfig(name, digits=1, steps=1))
 
 
 def test_the_task_chooses_its_reward_and_its_longest_response() -> None:
